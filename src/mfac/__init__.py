@@ -1,0 +1,11 @@
+"""Second-order information for PyTorch, matrix-free: exact products with the inverse of the empirical Fisher."""
+
+from mfac.blocks import FisherBlocks
+from mfac.dynamic import DynamicInverseFisher
+from mfac.gradient_file import GradientFile
+from mfac.inverse_fisher import InverseFisher
+from mfac.static import StaticInverseFisher
+
+__version__ = "0.1.0.dev0"
+
+__all__ = ["DynamicInverseFisher", "FisherBlocks", "GradientFile", "InverseFisher", "StaticInverseFisher"]

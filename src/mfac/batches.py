@@ -1,0 +1,111 @@
+"""Batches of any shape: tensors, tuples, dicts, Hugging Face encodings; walked, counted, cut and moved alike."""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Batch = Any
+
+
+def numbered(batches: Iterable[Batch], cycle: bool = False) -> Iterator[tuple[int, Batch]]:
+    """(index, batch) for every batch; with `cycle`, starts again at the end and goes on counting.
+
+    Raises:
+        ValueError: `batches` is a single batch, or cannot be run through again.
+    """
+    if isinstance(batches, Mapping):
+        raise ValueError("batches is one dict, not an iterable of batches; pass [batch], or a DataLoader")
+    index = 0
+    while True:
+        before = index
+        for batch in batches:
+            yield index, batch
+            index += 1
+        if not cycle:
+            return
+        if index == before:
+            raise ValueError(
+                f"cycle=True, but batches gave nothing after batch {index - 1}: an iterator runs out for good; "
+                "pass a list, a DataLoader or another iterable that can start again"
+                if index
+                else "batches is empty; at least one batch is needed"
+            )
+
+
+def map_tensors(batch: Batch, change: Callable[[Tensor], Any]) -> Batch:
+    """A batch of the same structure with every tensor changed; anything else in it is kept as it is."""
+    if isinstance(batch, Tensor):
+        return change(batch)
+    if isinstance(batch, Mapping):
+        new: Any = copy.copy(batch)  # keeps the class: a BatchEncoding stays one, with its attributes
+        for key, value in batch.items():
+            new[key] = map_tensors(value, change)
+        return new
+    if isinstance(batch, list | tuple):
+        items = [map_tensors(item, change) for item in batch]
+        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
+    return batch
+
+
+def tensors(batch: Batch) -> list[Tensor]:
+    """Every tensor in the batch, in the order of `map_tensors`."""
+    found: list[Tensor] = []
+    map_tensors(batch, found.append)
+    return found
+
+
+def sample_tensors(batch: Batch) -> list[Tensor]:
+    """The tensors that have one entry a sample: all but those of no dimension."""
+    return [tensor for tensor in tensors(batch) if tensor.ndim]
+
+
+def with_sample_tensors(batch: Batch, values: Iterable[Tensor]) -> Batch:
+    """The batch with its `sample_tensors` replaced by `values`."""
+    rest = iter(values)
+    return map_tensors(batch, lambda tensor: next(rest) if tensor.ndim else tensor)
+
+
+def num_samples(batch: Batch, index: int) -> int:
+    """How many samples a batch has: the leading dimension that all its tensors share.
+
+    Raises:
+        ValueError: it has no tensor, the tensors disagree, or it holds a list of something else, one a sample.
+    """
+    lengths = sorted({len(tensor) for tensor in sample_tensors(batch)})
+    if len(lengths) != 1:
+        found = f"leading dimensions {lengths}" if lengths else f"no tensor in a {type(batch).__name__}"
+        raise ValueError(
+            f"per_sample=True cuts each batch along the first dimension, which all its tensors must share; "
+            f"batch {index} has {found}; collate it so, or use per_sample=False"
+        )
+    if _has_plain_list(batch, lengths[0]):
+        raise ValueError(
+            f"per_sample=True can cut tensors only, and batch {index} holds a list of {lengths[0]} other things; "
+            "turn it into a tensor or leave it out, or use per_sample=False"
+        )
+    return lengths[0]
+
+
+def cut(batch: Batch, start: int, stop: int) -> Batch:
+    """Samples start to stop - 1 of a batch; a view."""
+    return map_tensors(batch, lambda tensor: tensor[start:stop] if tensor.ndim else tensor)
+
+
+def move(batch: Batch, device: torch.device) -> Batch:
+    """The batch with its tensors on `device`; the batch itself where they are there already."""
+    if all(tensor.device == device for tensor in tensors(batch)):
+        return batch
+    return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def _has_plain_list(batch: Batch, length: int) -> bool:
+    if isinstance(batch, Mapping):
+        return any(_has_plain_list(value, length) for value in batch.values())
+    if not isinstance(batch, list | tuple):
+        return False
+    if len(batch) == length and length and not tensors(batch):
+        return not all(item is None for item in batch)
+    return any(_has_plain_list(item, length) for item in batch)

@@ -1,0 +1,200 @@
+"""Blocks of more weights than there are gradients (the full matrix among them): worked in the m x m dual."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mfac import products, woodbury
+from mfac.blocks import Piece, Run
+from mfac.pages import Pages
+from mfac.precision import float32_holds
+
+
+class DualBlocks:
+    """F_b⁻¹ = (I − G_bᵀ S_b⁻¹ G_b)/λ for the blocks of one run, S_b = mλ I + G_b G_bᵀ.
+
+    G stays where it is and is streamed in pieces, once to build S and once or twice for a product. With `overwrite`,
+    and where the stored dtype can hold it, G's memory takes W = L⁻¹ G instead: then S⁻¹ is the identity, and an element
+    costs O(m) where it cost O(m²).
+
+    Args:
+        run: where the blocks lie.
+        pages: where G is.
+        weights: c with F = λI + Σ c_i g_i g_iᵀ.
+        damping: λ.
+        columns: the length of a piece.
+        dtype: of the products.
+        auto: go from float32 to float64 where float32 is not safe.
+        gram: G Gᵀ of every block, where it is known already.
+        overwrite: whether G's memory may be used.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        pages: Pages,
+        weights: Float[Tensor, " m"],
+        damping: float,
+        columns: int,
+        dtype: torch.dtype,
+        auto: bool,
+        gram: Float[Tensor, "blocks m m"] | None = None,
+        overwrite: bool = False,
+    ):
+        self.run = run
+        self._pages = pages
+        self._m = len(weights)
+        self._weights = weights
+        self._scale = (self._m * weights).sqrt()  # rows scaled by it all have the weight 1/m
+        self._damping = damping
+        self._columns = columns
+        self._auto = auto
+        self._whitened = False
+        self._diagonal: Tensor | None = None
+        if gram is None:
+            self._K, self._dtype = self._gram(dtype)
+        else:
+            self._K, self._dtype = gram * (self._scale[:, None] * self._scale), dtype
+        self._L = woodbury.factor(self._K, self._shift)
+        if overwrite and pages.in_place and self._dtype == pages.dtype:
+            self._whiten()
+
+    @property
+    def _shift(self) -> float:
+        return self._m * self._damping
+
+    @property
+    def _whole_blocks(self) -> bool:
+        return self.run.length <= self._columns
+
+    def apply(self, x: Float[Tensor, "n *k"]) -> Float[Tensor, "n *k"]:
+        """F⁻¹ x: one load of a piece that has whole blocks, two of one that has a slice."""
+        dtype = torch.float64 if x.dtype == torch.float64 else self._dtype
+        out = torch.empty_like(x)
+        projected = None if self._whole_blocks else self._coefficients(self._project(x, dtype), slice(None))
+        for piece in self.run.pieces(self._columns):
+            G, local = self._load(piece), self._local(piece)
+            part = x[local].to(dtype)
+            if projected is None:
+                a = self._coefficients(products.project(G, piece.split(part), dtype), piece.blocks)
+            else:
+                a = projected[piece.blocks]
+            out[local] = (part - products.combine(G, a, dtype).flatten(0, 1)).div_(self._damping)
+        return out
+
+    def quadratic_form(self, x: Float[Tensor, "n k"]) -> Float[Tensor, " k"]:
+        """xᵀF⁻¹x, from one pass over G."""
+        dtype = torch.float64 if x.dtype == torch.float64 else self._dtype
+        p = self._project(x, dtype)
+        z = p if self._whitened else woodbury.half_solve(self._L, p * self._scale[:, None])
+        squared = x.double().unflatten(0, (self.run.count, self.run.length)).square().sum(1)
+        curvature = self._damping * squared + (self._L @ z).square().sum(1) / self._m
+        return woodbury.quadratic_form(squared, z.square().sum(1), curvature, self._damping).sum(0)
+
+    def diagonal(self) -> Float[Tensor, " n"]:
+        """[F⁻¹]_ii; the second pass over G, made once and remembered."""
+        if self._diagonal is None:
+            self._diagonal = self._stream_diagonal()
+        return self._diagonal
+
+    def elements(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """[F⁻¹]_ij of entries counted from the run's start; zero between blocks."""
+        out = torch.zeros(len(rows), dtype=torch.float64, device=self._K.device)
+        same = (rows // self.run.length == columns // self.run.length).nonzero()[:, 0]
+        # With several blocks, each pair brings its own factor.
+        step = products.TILE // (self._m if self.run.count == 1 or self._whitened else self._m**2)
+        for chosen in same.split(max(1, step)):
+            block = rows[chosen] // self.run.length
+            left, right = (self._whitened_columns(index[chosen], block) for index in (rows, columns))
+            out[chosen] = (rows[chosen] == columns[chosen]).double() - (left * right).sum(-1)
+        return out / self._damping
+
+    def logdet(self) -> Float[Tensor, ""]:
+        """log det F⁻¹."""
+        return -woodbury.log_det_fisher(self._L, self._shift, self._damping, self.run.length).sum()
+
+    def refactor(self, damping: float) -> None:
+        """Makes it right for another damping; no pass over G, unless a smaller one asks for more digits than K has."""
+        shift = self._m * damping
+        if self._auto and self._dtype == torch.float32 and not float32_holds(self._K, shift):
+            if self._whitened:
+                raise ValueError(
+                    f"damping {damping:g} needs float64, and the gradients have been overwritten by float32 numbers made "
+                    "for a larger one; build the operator anew with overwrite=False"
+                )
+            self._K, self._dtype = self._gram(torch.float64)
+        L, old = woodbury.factor(self._K, shift), self._L
+        if self._whitened:
+            self._multiply_rows(torch.linalg.solve_triangular(L, old, upper=False))
+        self._L, self._damping, self._diagonal = L, damping, None
+
+    def _gram(self, dtype: torch.dtype) -> tuple[Float[Tensor, "blocks m m"], torch.dtype]:
+        """K of every block, and the dtype that products with it need.
+
+        A piece is summed in float32 while the sum so far is small beside the damping, and in float64 from then on: so
+        one pass is enough, whatever comes.
+        """
+        K = torch.zeros(self.run.count, self._m, self._m, dtype=torch.float64, device=self._pages.device)
+        scales = self._scale[:, None] * self._scale
+        for piece in self.run.pieces(self._columns):
+            G = self._load(piece)
+            total = K[piece.blocks] + products.gram(G, dtype) * scales
+            if self._auto and dtype == torch.float32 and not float32_holds(total, self._shift):
+                dtype = torch.float64
+                total = K[piece.blocks] + products.gram(G, dtype) * scales
+            K[piece.blocks] = total
+        if not bool(torch.isfinite(K).all()):
+            self._pages.raise_for_rows()
+        return K, dtype
+
+    def _project(self, x: Float[Tensor, "n *k"], dtype: torch.dtype) -> Float[Tensor, "blocks m *k"]:
+        p = torch.zeros(self.run.count, self._m, *x.shape[1:], dtype=torch.float64, device=x.device)
+        for piece in self.run.pieces(self._columns):
+            p[piece.blocks] += products.project(self._load(piece), piece.split(x[self._local(piece)]), dtype)
+        return p
+
+    def _coefficients(self, p: Float[Tensor, "blocks m *k"], blocks: slice) -> Float[Tensor, "blocks m *k"]:
+        """S⁻¹ p, with the rows' scale on both sides."""
+        if self._whitened:
+            return p
+        scale = self._scale if p.ndim == 2 else self._scale[:, None]
+        return woodbury.solve(self._L[blocks], p * scale) * scale
+
+    def _stream_diagonal(self) -> Float[Tensor, " n"]:
+        out = torch.empty(self.run.stop - self.run.start, dtype=torch.float64, device=self._K.device)
+        Linv = None if self._whitened else woodbury.inverse_factor(self._L) * self._scale
+        for piece in self.run.pieces(self._columns):
+            G = self._load(piece)
+            if Linv is None:  # then the rows are W, and L W has G's columns again
+                squares = products.column_squares(G, None, self._dtype)
+                fisher = products.whitened_squares(self._L[piece.blocks], G, self._dtype) / self._m
+            else:
+                squares = products.whitened_squares(Linv[piece.blocks], G, self._dtype)
+                fisher = products.column_squares(G, self._weights, self._dtype)
+            out[self._local(piece)] = woodbury.inverse_diagonal(squares, fisher + self._damping, self._damping).flatten()
+        return out
+
+    def _whitened_columns(self, index: Int[Tensor, " n"], block: Int[Tensor, " n"]) -> Float[Tensor, "n m"]:
+        columns = self._pages.gather(index + self.run.start).double()
+        if self._whitened:
+            return columns.T
+        columns = columns * self._scale[:, None]
+        if self.run.count == 1:
+            return woodbury.half_solve(self._L[0], columns).T
+        return woodbury.half_solve(self._L[block], columns.T)
+
+    def _whiten(self) -> None:
+        """W over G, in G's memory."""
+        self._multiply_rows(woodbury.inverse_factor(self._L) * self._scale)
+        self._whitened = True
+
+    def _multiply_rows(self, lower: Float[Tensor, "blocks m m"]) -> None:
+        for piece in self.run.pieces(self._columns):
+            products.whiten_(lower[piece.blocks], self._load(piece), self._dtype)
+            self._pages.accept_changes()
+
+    def _load(self, piece: Piece) -> Float[Tensor, "blocks m length"]:
+        return piece.split_columns(self._pages.load(piece.columns))
+
+    def _local(self, piece: Piece) -> slice:
+        return slice(piece.start - self.run.start, piece.stop - self.run.start)

@@ -1,0 +1,338 @@
+"""The dynamic operator: a sliding window of gradients, one replaced at a time."""
+
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mfac import products
+from mfac.blocks import Run
+from mfac.dual import DualBlocks
+from mfac.inverse_fisher import InverseFisher
+from mfac.memory import available_memory, gib
+from mfac.pages import Pages
+from mfac.precision import COLLINEARITY_LIMIT, Precision, check_precision, float32_holds
+from mfac.sliding import SlidingInverse
+from mfac.static import WIDE_PIECE
+
+WINDOW_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+class DynamicInverseFisher(InverseFisher):
+    """F⁻¹ over a window of the last m gradients: F = λ I + (1/k) Σ g gᵀ, k = min(seen, m) (or m from the start).
+
+    An update costs one pass over the window and O(m²); `update_and_apply` one pass more, which is all that the
+    optimizer's step needs: F⁻¹g = k Gᵀ S⁻¹ e, with nothing subtracted from g.
+
+    Args:
+        num_grads: m, the capacity of the window; `num_seen` says how many rows there are.
+        dim: d.
+        damping: λ.
+        dtype: of diagonals and elements, and of the rows unless `window` says otherwise.
+        device: where the window lives.
+        normalize: "seen" divides by the gradients in the window, "full" by m from the start.
+        window: the dtype in which rows are stored; answers are exact for the rows as stored.
+        precision: of products with the window: "float32", "float64", or "auto": float32 where that is safe.
+
+    Raises:
+        ValueError: an argument out of its range.
+        MemoryError: the window is larger than the memory.
+    """
+
+    def __init__(
+        self,
+        num_grads: int,
+        dim: int,
+        damping: float = 1e-5,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+        normalize: Literal["seen", "full"] = "seen",
+        window: torch.dtype | None = None,
+        precision: Precision = "auto",
+    ):
+        _check_count("num_grads", num_grads)
+        _check_count("dim", dim)
+        check_precision(precision)
+        if normalize not in ("seen", "full"):
+            raise ValueError(f"normalize must be 'seen' or 'full', not {normalize!r}")
+        stored = _check_window(dtype if window is None else window)
+        super().__init__(dim, damping, _check_window(dtype), torch.empty(0, device=device).device)
+        _check_memory(num_grads, dim, stored, self.device)
+        self._capacity = num_grads
+        self._normalize = normalize
+        self._precision = precision
+        self._G = torch.zeros(num_grads, dim, dtype=stored, device=self.device)
+        self._inverse = SlidingInverse(num_grads, self.device)
+        self._updates = 0  # how many rows were ever added by `update`
+        self._rough: set[int] = set()  # rows whose products with the others were made in float32
+        self._collinear = False
+        self._snapshot: DualBlocks | None = None
+
+    @property
+    def num_grads(self) -> int:
+        """m, the capacity of the window."""
+        return self._capacity
+
+    @property
+    def num_seen(self) -> int:
+        """How many gradients the window holds now."""
+        return self._inverse.size
+
+    @torch.no_grad()
+    def update(self, g: Float[Tensor, " d"]) -> None:
+        """Puts g in the place of the oldest gradient (row number of updates so far, modulo m).
+
+        Raises:
+            ValueError: g has another shape or device, or no floating-point dtype.
+            RuntimeError: g is not finite. The window is as it was.
+        """
+        self._exchange(self._updates % self._capacity, g)
+        self._updates += 1
+
+    @torch.no_grad()
+    def replace(self, k: int, g: Float[Tensor, " d"]) -> None:
+        """Puts g in the place of row k, which must be there; the order of later updates is not changed by it.
+
+        Raises:
+            IndexError: there is no row k.
+            ValueError, RuntimeError: as for `update`.
+        """
+        if not 0 <= k < self.num_seen:
+            raise IndexError(f"there is no row {k} to be replaced: the window holds {self.num_seen} (add with update)")
+        self._exchange(k, g)
+
+    @torch.no_grad()
+    def update_and_apply(self, g: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
+        """`update(g)`, then F⁻¹g for the row as stored: k Gᵀ S⁻¹ e, the push-through form.
+
+        Raises:
+            ValueError, RuntimeError: as for `update`.
+        """
+        k = self._updates % self._capacity
+        self.update(g)
+        self._settle()
+        dtype = self._update_dtype(g.dtype)
+        coefficients = self._inverse.column(k) * self._divisor(self.num_seen)
+        return products.combine(self._rows, coefficients, dtype).to(g.dtype)
+
+    @torch.no_grad()
+    def diagonal(self) -> Float[Tensor, " d"]:
+        """[F⁻¹]_ii for every i, each between 1/F_ii and 1/λ."""
+        if self.num_seen == 0:
+            return torch.full((self._dim,), 1 / self.damping, dtype=self.dtype, device=self.device)
+        return self._frozen().diagonal().to(self.dtype)
+
+    @torch.no_grad()
+    def logdet(self) -> Float[Tensor, ""]:
+        """log det F⁻¹, in float64."""
+        if self.num_seen == 0:
+            return -self._dim * torch.tensor(self.damping, dtype=torch.float64, device=self.device).log()
+        return self._frozen().logdet()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of the state. The rows are the window's own memory, so save it (or deep-copy it) before going on."""
+        inverse = self._inverse
+        return {
+            "num_grads": self._capacity,
+            "dim": self._dim,
+            "normalize": self._normalize,
+            "damping": self.damping,
+            "updates": self._updates,
+            "num_seen": self.num_seen,
+            "rows": self._G,
+            "gram": inverse.K.clone(),
+            "inverse": None if inverse.inverse is None else inverse.inverse.clone(),
+            "age": inverse.age,
+            "rough": sorted(self._rough),
+            "collinear": self._collinear,
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over a saved state; rows saved in another dtype are converted, and their products made anew.
+
+        Raises:
+            ValueError: the state is of another window, or its rows are not those its products were made from.
+        """
+        _check_state(state, {"num_grads": self._capacity, "dim": self._dim, "normalize": self._normalize})
+        rows, n = state["rows"].to(self.device), int(state["num_seen"])
+        self._check_products(rows[:n], state["gram"])
+        self._damping = float(state["damping"])
+        self._G.copy_(rows)
+        self._updates = int(state["updates"])
+        self._rough = set(state["rough"])
+        self._collinear = bool(state["collinear"])
+        self._snapshot = None
+        shift = self._divisor(n) * self.damping
+        self._inverse.restore(state["gram"], n, shift, state["inverse"], int(state["age"]))
+        if rows.dtype != self._G.dtype:
+            self._rough = set(range(n))
+            self._polish()
+
+    @property
+    def _rows(self) -> Float[Tensor, "n d"]:
+        return self._G[: self.num_seen]
+
+    def _divisor(self, seen: int) -> int:
+        return seen if self._normalize == "seen" else self._capacity
+
+    def _exchange(self, k: int, g: Float[Tensor, " d"]) -> None:
+        """Row k becomes g, or nothing changes; one host sync, where the checks come to the host."""
+        self._check_gradient(g)
+        row = g.detach().to(self._G.dtype)
+        n = max(self.num_seen, k + 1)
+        dtype = self._update_dtype(row.dtype)
+        column = products.project(self._G[:n], row, dtype)
+        column[k] = torch.linalg.vector_norm(row, dtype=torch.float64).square()
+        checks = self._inverse.stage(k, column, self._divisor(n) * self.damping)
+        square, drift, collinear = checks.tolist()
+        if not square < float("inf"):
+            self._inverse.rollback()
+            raise RuntimeError(
+                f"the gradient is not finite (its squared norm in {row.dtype} is {square}), and would spoil the window "
+                f"for {self._capacity} updates; the window is as it was: skip this step, or lower the learning rate"
+            )
+        self._inverse.commit(drift)
+        self._G[k] = row
+        self._snapshot = None
+        if dtype == torch.float32:
+            self._rough.add(k)
+        else:
+            self._rough.discard(k)
+        if collinear:
+            self._judge(collinear)
+
+    def _update_dtype(self, vector: torch.dtype) -> torch.dtype:
+        """For products that only meet the push-through form."""
+        if self._precision != "auto":
+            return torch.float64 if self._precision == "float64" else torch.float32
+        needs = self._collinear or torch.float64 in (vector, self._G.dtype)
+        return torch.float64 if needs else torch.float32
+
+    def _judge(self, collinear: float) -> None:
+        """Goes over to float64 where the rows have come too close to one another, and back when that is over."""
+        if self._precision != "auto":
+            return
+        self._collinear = not collinear < (COLLINEARITY_LIMIT / 4 if self._collinear else COLLINEARITY_LIMIT)
+        if self._collinear and self._rough:
+            self._polish()
+
+    def _settle(self) -> None:
+        """An inverse or a factor to solve with, from products of the precision that it needs."""
+        if self._inverse.inverse is None:
+            self._judge(float(self._inverse.settle()))
+            self._inverse.settle()
+
+    def _polish(self) -> None:
+        """Makes the products of the rough rows anew, in float64."""
+        rough = sorted(self._rough)
+        n, K = self.num_seen, self._inverse.K
+        block = products.project(self._rows, self._rows[rough].double().T, torch.float64)
+        K[:n, rough] = block
+        K[rough, :n] = block.T
+        self._rough.clear()
+        self._snapshot = None
+        self._inverse.reset()
+
+    def _exact_dtype(self) -> torch.dtype:
+        """The dtype that products with any vector need; makes the m x m matrix as good as that."""
+        if self._precision != "auto":
+            return torch.float64 if self._precision == "float64" else torch.float32
+        K, shift = self._inverse.K, self._inverse.shift
+        if self._G.dtype != torch.float64 and float32_holds(K, shift):
+            return torch.float32
+        if self._rough:
+            self._polish()
+        return torch.float64
+
+    def _apply(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]:
+        if self.num_seen == 0:
+            return x / self.damping
+        dtype = torch.float64 if x.dtype == torch.float64 else self._exact_dtype()
+        self._settle()
+        a = self._inverse.solve(products.project(self._rows, x, dtype))
+        return (x.to(dtype) - products.combine(self._rows, a, dtype)).div_(self.damping).to(x.dtype)
+
+    def _quadratic_form(self, x: Float[Tensor, "d k"]) -> Float[Tensor, " k"]:
+        if self.num_seen == 0:
+            return x.double().square().sum(0) / self.damping
+        return self._frozen().quadratic_form(x)
+
+    def _elements(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+        if self.num_seen == 0:
+            return (rows == columns).double() / self.damping
+        return self._frozen().elements(rows, columns)
+
+    def _refactor(self, old_damping: float) -> None:
+        self._snapshot = None
+        shift = self._divisor(max(self.num_seen, 1))
+        self._inverse.reset(shift * self.damping)
+        try:
+            if self.num_seen:
+                self._settle()
+        except Exception:
+            self._inverse.reset(shift * old_damping)
+            raise
+
+    def _frozen(self) -> DualBlocks:
+        """The window as it is now, as a static part; remembered until it changes."""
+        if self._snapshot is None:
+            n, dtype = self.num_seen, self._exact_dtype()
+            weights = torch.full((n,), 1 / self._divisor(n), dtype=torch.float64, device=self.device)
+            run, columns = Run(0, self._dim, 1), max(1, WIDE_PIECE // n)
+            gram = self._inverse.K[None, :n, :n]
+            pages = Pages(self._rows, self.device)
+            self._snapshot = DualBlocks(run, pages, weights, self.damping, columns, dtype, False, gram)
+        return self._snapshot
+
+    def _check_gradient(self, g: Tensor) -> None:
+        if not isinstance(g, Tensor) or not g.is_floating_point():
+            kind = g.dtype if isinstance(g, Tensor) else type(g).__name__
+            raise ValueError(f"a gradient must be a floating-point tensor, not {kind}")
+        if g.shape != (self._dim,):
+            raise ValueError(f"a gradient must be [{self._dim}], not {list(g.shape)}")
+        if g.device != self.device:
+            raise ValueError(f"the gradient is on {g.device}, the window on {self.device}; move it with .to(op.device)")
+
+    def _check_products(self, rows: Float[Tensor, "n d"], gram: Float[Tensor, "m m"]) -> None:
+        squares = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square()
+        if not torch.allclose(squares.cpu(), gram.diagonal()[: len(rows)].cpu(), rtol=1e-3, atol=0):
+            raise ValueError(
+                "the saved rows are not those that the saved products were made from: the window went on after "
+                "state_dict(), whose rows are its own memory; save the state, or deep-copy it, before going on"
+            )
+
+
+def _check_count(name: str, value: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be a positive int, not {value!r}")
+
+
+def _check_window(dtype: torch.dtype) -> torch.dtype:
+    if dtype not in WINDOW_DTYPES:
+        raise ValueError(f"rows can be stored in {', '.join(map(str, WINDOW_DTYPES))}, not {dtype!r}")
+    return dtype
+
+
+def _check_memory(num_grads: int, dim: int, stored: torch.dtype, device: torch.device) -> None:
+    algebra = 4 * 8 * num_grads**2
+    needed, available = num_grads * dim * stored.itemsize + algebra, available_memory(device)
+    if available is None or needed <= available:
+        return
+    fits = max(0, int(available / (dim * stored.itemsize + 32 * num_grads)))
+    half = "" if stored.itemsize == 2 else f", or {2 * fits} of them with window=torch.bfloat16"
+    raise MemoryError(
+        f"a window of {num_grads} gradients of {dim} weights in {stored} needs {gib(needed)} on {device} and "
+        f"{gib(available)} are available; num_grads={fits} would fit{half}"
+    )
+
+
+def _check_state(state: dict[str, Any], expected: dict[str, Any]) -> None:
+    for name, value in expected.items():
+        if state.get(name) != value:
+            raise ValueError(
+                f"the state was saved with {name}={state.get(name)!r}, this window has {name}={value!r}; build the "
+                "operator with the saved value"
+            )

@@ -1,0 +1,125 @@
+"""Rows of gradients on disk: appended one by one, valid at any moment, read back by column pages."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+MAGIC = b"MFACROWS"
+HEADER_BYTES = 4096
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class GradientFile:
+    """The matrix G in a file: a header of 4096 bytes, then the rows, each `dim` numbers of one dtype.
+
+    The file is append-only and has no counter: the rows in it are those that are complete, and the torn tail that a
+    killed process leaves is ignored by readers and cut off by the next `append`. So it is valid at any moment.
+
+    Args:
+        path: a file that `GradientFile.create` made.
+
+    Raises:
+        ValueError: the file is not one of ours.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path)
+        header = _read_header(self.path)
+        self.num_grads: int = header["num_grads"]
+        self.dim: int = header["dim"]
+        self.dtype: torch.dtype = DTYPES[header["dtype"]]
+        self.fingerprint: str = header["fingerprint"]
+
+    @classmethod
+    def create(
+        cls,
+        path: str | os.PathLike[str],
+        num_grads: int,
+        dim: int,
+        dtype: torch.dtype = torch.float32,
+        fingerprint: str = "",
+    ) -> "GradientFile":
+        """Makes an empty file that is to hold `num_grads` rows; an existing file is never overwritten."""
+        names = {value: name for name, value in DTYPES.items()}
+        if dtype not in names:
+            raise ValueError(f"a gradient file stores {', '.join(DTYPES)}, not {dtype}; choose one of these as dtype")
+        fields = {"num_grads": num_grads, "dim": dim, "dtype": names[dtype], "fingerprint": fingerprint}
+        header = MAGIC + json.dumps(fields).encode()
+        if len(header) > HEADER_BYTES:
+            raise ValueError(f"the fingerprint is too long: the header has {HEADER_BYTES} bytes, this needs {len(header)}")
+        with open(path, "xb") as file:
+            file.write(header.ljust(HEADER_BYTES))
+        return cls(path)
+
+    @property
+    def rows(self) -> int:
+        """How many complete rows there are now."""
+        return min((os.path.getsize(self.path) - HEADER_BYTES) // self._row_bytes, self.num_grads)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(complete rows, dim)."""
+        return self.rows, self.dim
+
+    @property
+    def _row_bytes(self) -> int:
+        return self.dim * self.dtype.itemsize
+
+    def append(self, rows: Tensor) -> None:
+        """Writes one row [dim] or several [k, dim] behind the complete ones."""
+        rows = rows.reshape(-1, self.dim).to(device="cpu", dtype=self.dtype).contiguous()
+        done = self.rows
+        if done + len(rows) > self.num_grads:
+            raise ValueError(f"{self.path} holds {done} of {self.num_grads} rows; {len(rows)} more do not fit")
+        with open(self.path, "r+b", buffering=0) as file:
+            file.truncate(HEADER_BYTES + done * self._row_bytes)
+            file.seek(0, os.SEEK_END)
+            left = memoryview(_bytes_of(rows).reshape(-1))
+            while left:
+                left = left[file.write(left) :]
+
+    def read_rows(self, start: int, stop: int) -> Tensor:
+        """Rows start to stop - 1, as a tensor [stop - start, dim] on the CPU."""
+        return self._read(range(start, stop), 0, self.dim)
+
+    def read_columns(self, start: int, stop: int) -> Tensor:
+        """Columns start to stop - 1 of every complete row, as a tensor [rows, stop - start] on the CPU."""
+        return self._read(range(self.rows), start, stop)
+
+    def gather_columns(self, indices: Tensor) -> Tensor:
+        """Single columns of every complete row, as a tensor [rows, len(indices)] on the CPU."""
+        shape = (self.rows, self.dim, self.dtype.itemsize)
+        mapped = np.memmap(self.path, np.uint8, "r", HEADER_BYTES, shape)
+        return torch.from_numpy(mapped[:, indices.cpu().numpy()]).view(self.dtype)[..., 0]
+
+    def _read(self, rows: range, start: int, stop: int) -> Tensor:
+        out = torch.empty(len(rows), stop - start, dtype=self.dtype)
+        buffer = _bytes_of(out)
+        with open(self.path, "rb", buffering=0) as file:
+            for index, row in enumerate(rows):
+                file.seek(HEADER_BYTES + row * self._row_bytes + start * self.dtype.itemsize)
+                if file.readinto(buffer[index]) != buffer.shape[1]:
+                    raise ValueError(f"{self.path} has no complete row {row}; it has {self.rows}")
+        return out
+
+    def __repr__(self) -> str:
+        return f"GradientFile({str(self.path)!r}, rows={self.rows} of {self.num_grads}, dim={self.dim}, {self.dtype})"
+
+
+def _bytes_of(tensor: Tensor) -> Any:
+    """The memory of a contiguous 2-d tensor as a numpy array of bytes (numpy has no bfloat16)."""
+    return tensor.view(torch.uint8).numpy()
+
+
+def _read_header(path: Path) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        header = file.read(HEADER_BYTES)
+    if len(header) < HEADER_BYTES or not header.startswith(MAGIC):
+        raise ValueError(f"{path} is not a gradient file (it should start with {MAGIC.decode()})")
+    fields: dict[str, Any] = json.loads(header[len(MAGIC) :])
+    return fields

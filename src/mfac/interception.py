@@ -1,0 +1,191 @@
+"""Layers caught on their way through `vmap`, and sent to the functions that write per-sample gradients.
+
+Inside `vmap` the model sees one sample. A caught call steps outside, where all c samples are at hand in plain tensors
+under plain autograd, and runs there as one batched layer.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.autograd.function import Function
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from mfac.weight_gradients import Convolution, Embedding, Linear, RowWriter, Target
+
+
+class BranchesDiffer(Exception):
+    """The samples of a chunk go different ways at an `if`; `taken` says which."""
+
+    def __init__(self, taken: Bool[Tensor, "c"]):
+        super().__init__("the samples of a chunk take different branches")
+        self.taken = taken
+
+
+class Interception(TorchFunctionMode):
+    """Catches linear, embedding and convolution layers by their weights, attention, and branches on data.
+
+    Args:
+        writer: where the gradients of the caught layers go.
+        caught: the ids of the parameters whose layers are caught.
+        each: a tensor that `vmap` maps over; it makes every caught call a mapped one.
+        anchor: a scalar that needs a gradient.
+    """
+
+    def __init__(self, writer: RowWriter, caught: set[int], each: Tensor, anchor: Tensor):
+        super().__init__()
+        self.writer = writer
+        self.caught = caught
+        self.each = each
+        self.anchor = anchor
+        self._rules: dict[Any, Callable[..., Any]] = {
+            F.linear: self._linear,
+            F.embedding: self._embedding,
+            torch.conv1d: self._convolution,
+            torch.conv2d: self._convolution,
+            torch.conv3d: self._convolution,
+            F.scaled_dot_product_attention: self._attention,
+            Tensor.__bool__: self._branch,
+        }
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        rule = self._rules.get(func)
+        result = NotImplemented if rule is None else rule(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {})) if result is NotImplemented else result
+
+    def _target(self, weight: Tensor, bias: Tensor | None = None) -> Target | None:
+        if id(weight) not in self.caught:
+            return None
+        return Target(self.writer, id(weight), None if bias is None else id(bias))
+
+    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+        caught = bias if id(bias) in self.caught else None
+        to = self._target(weight, caught)
+        if to is None:
+            return NotImplemented
+        b = None if caught is None else caught.detach()
+        y = Outside.apply(_linear_outside, input, self.each, weight.detach(), b, self.anchor, to)
+        return y if bias is None or caught is not None else y + bias
+
+    def _embedding(
+        self,
+        input: Tensor,
+        weight: Tensor,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+    ) -> Any:
+        to = self._target(weight)
+        if to is None or max_norm is not None or scale_grad_by_freq:
+            return NotImplemented
+        padding = padding_idx % len(weight) if padding_idx is not None else None
+        return Outside.apply(_embedding_outside, input, self.each, weight.detach(), self.anchor, padding, to)
+
+    def _convolution(
+        self,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Any:
+        caught = bias if id(bias) in self.caught else None
+        to = self._target(weight, caught)
+        if to is None or isinstance(padding, str) or input.ndim != weight.ndim:
+            return NotImplemented
+        options = (stride, padding, dilation, groups)
+        b = None if caught is None else caught.detach()
+        y = Outside.apply(_convolution_outside, input, self.each, weight.detach(), b, self.anchor, options, to)
+        if bias is None or caught is not None:
+            return y
+        return y + bias.view(-1, *[1] * (weight.ndim - 2))
+
+    def _attention(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *rest: Any, **options: Any
+    ) -> Any:
+        # vmap has no rule for the fused kernels and would run them a sample at a time.
+        if query.ndim != 4 or key.ndim != 4 or value.ndim != 4:
+            return NotImplemented
+        mask = attn_mask
+        if mask is not None:
+            mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape).expand(len(query), *[-1] * 3)
+        return Outside.apply(_attention_outside, query, self.each, key, value, mask, rest, options)
+
+    def _branch(self, condition: Tensor) -> Any:
+        if condition.numel() != 1:
+            return NotImplemented
+        answer = Answer()
+        Outside.apply(_branch_outside, condition, self.each, answer)
+        return answer.value
+
+
+class Answer:
+    """What all samples answer at a branch."""
+
+    value: bool
+
+
+class Outside(Function):
+    """Leaves `vmap`: calls `function` on the plain tensors that hold all samples, with the mapped dimension first."""
+
+    @staticmethod
+    def forward(function: Any, x: Tensor, each: Tensor, *rest: Any) -> Tensor:
+        """Never runs: `each` is always mapped."""
+        raise AssertionError("a layer was caught outside vmap")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing to keep: the functions called outside have their own backward."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, function: Any, x: Tensor, each: Tensor, *rest: Any) -> Any:
+        """Puts the mapped dimension of every tensor first, and expands x where it is the same for all samples."""
+        moved = [_first(value, dim) for value, dim in zip(rest, in_dims[3:], strict=True)]
+        whole = _first(x, in_dims[1]) if in_dims[1] is not None else x.unsqueeze(0).expand(info.batch_size, *x.shape)
+        return function(whole, *moved), 0
+
+
+def _first(value: Any, dim: Any) -> Any:
+    return value.movedim(dim, 0) if isinstance(value, Tensor) and dim is not None else value
+
+
+def _linear_outside(x: Tensor, *rest: Any) -> Any:
+    return Linear.apply(x, *rest)
+
+
+def _embedding_outside(index: Tensor, *rest: Any) -> Any:
+    return Embedding.apply(index, *rest)
+
+
+def _convolution_outside(x: Tensor, *rest: Any) -> Any:
+    return Convolution.apply(x, *rest)
+
+
+def _attention_outside(
+    query: Float[Tensor, "c b h t e"], key: Tensor, value: Tensor, mask: Tensor | None, rest: Any, options: Any
+) -> Tensor:
+    c, b = query.shape[:2]
+    folded = [_fold(tensor, c, 4) for tensor in (query, key, value)]
+    y = F.scaled_dot_product_attention(*folded, None if mask is None else _fold(mask, c, 4), *rest, **options)
+    return y.unflatten(0, (c, b))
+
+
+def _fold(tensor: Tensor, c: int, ndim: int) -> Tensor:
+    """[c, b, ...] as [c b, ...]; a tensor that is the same for all samples is repeated."""
+    whole = tensor if tensor.ndim > ndim else tensor.unsqueeze(0).expand(c, *tensor.shape)
+    return whole.flatten(0, 1)
+
+
+def _branch_outside(condition: Tensor, answer: Answer) -> Tensor:
+    taken = condition.detach().reshape(len(condition), -1)[:, 0].bool()
+    if bool(taken.any()) != bool(taken.all()):
+        raise BranchesDiffer(taken)
+    answer.value = bool(taken[0])
+    return condition

@@ -1,0 +1,158 @@
+"""What every inverse-Fisher operator offers: a d x d symmetric positive definite matrix that is never formed."""
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mfac.memory import available_memory, gib
+
+
+class InverseFisher(ABC):
+    """F⁻¹ of the damped empirical Fisher matrix F = λ I + (1/m) Σ g gᵀ over m gradients g.
+
+    Answers carry no autograd graph; vectors keep their dtype, and what has no vector (`diagonal`, elements) comes in
+    the operator's. `damping` is λ and can be assigned to.
+    """
+
+    def __init__(self, dim: int, damping: float, dtype: torch.dtype, device: torch.device):
+        self._dim = dim
+        self._damping = check_damping(damping)
+        self._dtype = dtype
+        self._device = device
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(d, d)."""
+        return self._dim, self._dim
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of diagonals and elements."""
+        return self._dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where vectors are expected and answers are given."""
+        return self._device
+
+    @property
+    @abstractmethod
+    def num_grads(self) -> int:
+        """m, the number of gradients (their capacity, where they come one by one)."""
+
+    @property
+    def damping(self) -> float:
+        """λ. Assigning to it keeps the gradients and redoes only the m x m algebra wherever that is possible."""
+        return self._damping
+
+    @damping.setter
+    def damping(self, damping: float) -> None:
+        old, self._damping = self._damping, check_damping(damping)
+        try:
+            self._refactor(old)
+        except Exception:
+            self._damping = old
+            raise
+
+    @torch.no_grad()
+    def __matmul__(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]:
+        """F⁻¹ x for a vector [d] or the columns of a matrix [d, k]."""
+        self._check_vector(x)
+        return self._apply(x)
+
+    @torch.no_grad()
+    def quadratic_form(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "*k"]:
+        """xᵀ F⁻¹ x, never negative: a scalar for [d], a vector [k] for the columns of [d, k]."""
+        self._check_vector(x)
+        columns = x if x.ndim == 2 else x[:, None]
+        result = self._quadratic_form(columns).to(x.dtype)
+        return result if x.ndim == 2 else result[0]
+
+    @abstractmethod
+    def diagonal(self) -> Float[Tensor, " d"]:
+        """[F⁻¹]_ii for every i, each between 1/F_ii and 1/λ."""
+
+    @torch.no_grad()
+    def __getitem__(self, index: tuple[Any, Any]) -> Tensor:
+        """[F⁻¹]_ij: a 0-d tensor for two ints; index tensors of one shape give that shape."""
+        if not isinstance(index, tuple) or len(index) != 2:
+            raise IndexError("an element has two indices: op[i, j], with ints or with index tensors of one shape")
+        rows, columns = (self._check_index(i) for i in index)
+        if rows.shape != columns.shape:
+            raise IndexError(
+                f"index tensors must have one shape, not {list(rows.shape)} and {list(columns.shape)}; "
+                "expand them first, for instance by torch.broadcast_tensors"
+            )
+        return self._elements(rows.reshape(-1), columns.reshape(-1)).to(self.dtype).reshape(rows.shape)
+
+    @abstractmethod
+    def logdet(self) -> Float[Tensor, ""]:
+        """log det F⁻¹, in float64: it grows with d, and float32 would leave no digits of a difference."""
+
+    def to_dense(self) -> Float[Tensor, "d d"]:
+        """F⁻¹ as a d x d tensor; for people and tests, where d is small."""
+        needed, available = 3 * self._dim**2 * self.dtype.itemsize, available_memory(self.device)
+        if available is not None and needed > available:
+            raise MemoryError(
+                f"the dense {self._dim} x {self._dim} matrix takes {gib(needed)} to make and {gib(available)} are "
+                "available; use op @ x, op.diagonal() or op[i, j], which never form it"
+            )
+        dense = self @ torch.eye(self._dim, dtype=self.dtype, device=self.device)
+        return (dense + dense.T) / 2
+
+    @abstractmethod
+    def _apply(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]: ...
+
+    @abstractmethod
+    def _quadratic_form(self, x: Float[Tensor, "d k"]) -> Float[Tensor, " k"]: ...
+
+    @abstractmethod
+    def _elements(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]: ...
+
+    @abstractmethod
+    def _refactor(self, old_damping: float) -> None:
+        """Makes the state right for `self._damping`; on failure it is as it was."""
+
+    def _check_vector(self, x: Tensor) -> None:
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"x must be a floating-point tensor, not {kind}; convert it with .to({self.dtype})")
+        if x.ndim not in (1, 2) or x.shape[0] != self._dim:
+            raise ValueError(f"x must be [{self._dim}] or [{self._dim}, k], not {list(x.shape)}")
+        if x.device != self.device:
+            raise ValueError(f"x is on {x.device}, the operator on {self.device}; move it with x.to(op.device)")
+        if x.grad_fn is not None:
+            raise ValueError("x is part of an autograd graph, and answers carry none; pass x.detach()")
+
+    def _check_index(self, index: Any) -> Int[Tensor, "*n"]:
+        if isinstance(index, slice) or index is None or index is Ellipsis:
+            raise IndexError("slices are not supported; use ints or index tensors (op.to_dense() for a small matrix)")
+        index = torch.as_tensor(index, device=self.device)
+        if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
+            raise IndexError(f"indices must be integers, not {index.dtype}")
+        index = index.long()
+        outside = (index < -self._dim) | (index >= self._dim)
+        if bool(outside.any()):
+            raise IndexError(f"index {int(index[outside][0])} is out of range for {self._dim} weights")
+        return torch.where(index < 0, index + self._dim, index)
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(d={self._dim}, num_grads={self.num_grads}, damping={self.damping:g}, "
+            f"{self.dtype}, device={str(self.device)!r})"
+        )
+
+
+def check_damping(damping: float) -> float:
+    """λ as a float; ValueError unless it is positive and finite."""
+    try:
+        value = float(damping)
+    except (TypeError, ValueError):
+        raise ValueError(f"damping must be a positive number, not {damping!r}") from None
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"damping must be positive and finite, not {value}; 1e-5 is a common choice")
+    return value

@@ -1,0 +1,42 @@
+"""How much memory there is, asked before anything large is allocated."""
+
+from pathlib import Path
+
+import torch
+
+
+def available_memory(device: torch.device | str | None = None) -> int | None:
+    """Bytes that could be allocated on `device` now; None where there is no way to know."""
+    device = torch.device("cpu" if device is None else device)
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type != "cpu":
+        return None
+    limits = [limit for limit in (_meminfo_available(), _cgroup_available()) if limit is not None]
+    return min(limits, default=None)
+
+
+def gib(num_bytes: int) -> str:
+    """A size for people: GiB from a tenth of one on, MiB below."""
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 / 10 else f"{num_bytes / 2**20:.1f} MiB"
+
+
+def _meminfo_available() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    kilobytes = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(kilobytes[0]) * 1024 if kilobytes else None
+
+
+def _cgroup_available() -> int | None:
+    """What a container may still take; the page cache that it holds can be reclaimed, so it counts as free."""
+    root = Path("/sys/fs/cgroup")
+    try:
+        limit = (root / "memory.max").read_text().strip()
+        used = int((root / "memory.current").read_text())
+        statistics = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    return None if limit == "max" else int(limit) - used + int(statistics.get("inactive_file", 0))

@@ -1,0 +1,92 @@
+"""The model and the random state, left exactly as they were found."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+@contextmanager
+def evaluation(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode, gradients on, every `.grad` out of the way; all as before afterwards, whatever happens.
+
+    What is put back: each module's training flag, each `.grad` (the very tensor), each buffer (the very tensor, with
+    its values), and the random state of torch, numpy and Python.
+    """
+    flags = [(module, module.training) for module in model.modules()]
+    grads = [(parameter, parameter.grad) for parameter in model.parameters()]
+    buffers = _save_buffers(model)
+    with _random_state(_devices(model)):
+        try:
+            model.eval()
+            for parameter, _ in grads:
+                parameter.grad = None
+            with torch.inference_mode(False), torch.enable_grad():
+                yield
+        finally:
+            for module, flag in flags:
+                module.training = flag
+            for parameter, grad in grads:
+                parameter.grad = grad
+            _restore_buffers(buffers)
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Torch's random numbers start from `seed` inside, and go on outside as if nothing had been drawn.
+
+    So the numbers drawn for a row depend on the row alone, and a run that is resumed draws the same ones.
+    """
+    cpu = torch.default_generator
+    before = cpu.get_state()
+    accelerator = None if device.type in ("cpu", "meta") else torch.get_device_module(device)
+    state = None if accelerator is None else accelerator.get_rng_state(device)
+    try:
+        cpu.manual_seed(seed)
+        if accelerator is not None:
+            with accelerator.device(device):
+                accelerator.manual_seed(seed)
+        yield
+    finally:
+        cpu.set_state(before)
+        if accelerator is not None:
+            accelerator.set_rng_state(state, device)
+
+
+@contextmanager
+def _random_state(devices: list[torch.device]) -> Iterator[None]:
+    ours, theirs, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    states = [(device, torch.get_device_module(device).get_rng_state(device)) for device in devices]
+    try:
+        yield
+    finally:
+        random.setstate(ours)
+        np.random.set_state(theirs)
+        torch.set_rng_state(cpu)
+        for device, state in states:
+            torch.get_device_module(device).set_rng_state(state, device)
+
+
+def _devices(model: nn.Module) -> list[torch.device]:
+    """The accelerators that the model is on."""
+    return sorted({p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")}, key=str)
+
+
+def _save_buffers(model: nn.Module) -> list[tuple[nn.Module, str, Tensor, Tensor]]:
+    return [
+        (module, name, buffer, buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+
+
+def _restore_buffers(saved: list[tuple[nn.Module, str, Tensor, Tensor]]) -> None:
+    with torch.no_grad():
+        for module, name, buffer, value in saved:
+            if getattr(module, name, None) is not buffer:
+                setattr(module, name, buffer)
+            if not torch.equal(buffer, value):
+                buffer.copy_(value)

@@ -1,0 +1,175 @@
+"""One gradient a sample: the forward pass mapped over a chunk of samples, one backward, rows filled in place.
+
+`vmap` hands the loss function one sample at a time (a batch of one), so any loss works as it is. The parameters of
+linear, embedding and convolution layers are caught on the way (`interception`); every other parameter is repeated
+c times, which is cheap for the small ones that are left, and differentiated as c separate copies.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from mfac.batches import Batch, map_tensors, sample_tensors, with_sample_tensors
+from mfac.interception import BranchesDiffer, Interception
+from mfac.layout import ParameterLayout
+from mfac.weight_gradients import RowWriter
+
+LossFn = Callable[[Any, Any], Tensor]
+
+
+class MappedGradients:
+    """Fills rows with the gradients of the samples of a chunk.
+
+    Args:
+        model: in eval mode.
+        loss_fn: (model, batch) -> scalar.
+        layout: the parameters; rows are those of the layout without its masks.
+    """
+
+    def __init__(self, model: nn.Module, loss_fn: LossFn, layout: ParameterLayout):
+        self.layout = layout
+        self.bytes_per_sample = 0
+        self._bound = _Bound(model, loss_fn)
+        layers = [module for module in model.modules() if hasattr(module, "weight") and hasattr(module, "bias")]
+        biases = {id(layer.bias) for layer in layers if isinstance(layer.weight, Tensor) and layer.weight.ndim > 1}
+        # Matrices are repeated only if a use of theirs turns out not to be caught.
+        self._repeated = {id(p) for p in layout.tensors if p.ndim < 2 and id(p) not in biases}
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all the work is in linear and embedding layers that were caught: mapping is surely faster then."""
+        return all(p.ndim < 2 or (p.ndim == 2 and id(p) not in self._repeated) for p in self.layout.tensors)
+
+    def fill(
+        self,
+        batch: Batch,
+        rows: Float[Tensor, "n d"],
+        zeroed: bool = False,
+        index: Int[Tensor, "c"] | None = None,
+    ) -> Float[Tensor, "c"]:
+        """Writes the gradient of sample i into row i (row index[i], if given), and returns the losses.
+
+        Raises:
+            Exception: whatever an operation that cannot be mapped raises.
+        """
+        slots = {id(p): slot for p, slot in zip(self.layout.tensors, self.layout.full_slots, strict=True)}
+        writer = RowWriter(rows, slots, zeroed, index)
+        try:
+            losses, missed = self._attempt(batch, writer)
+        except BranchesDiffer as branches:
+            return self._fill_apart(batch, writer, branches.taken)
+        if not missed:
+            return losses
+        self._repeated |= missed
+        return self.fill(batch, rows, index=index)
+
+    def _attempt(self, batch: Batch, writer: RowWriter) -> tuple[Tensor, set[int]]:
+        """The losses, and the ids of the parameters that are also used in a way that is not caught."""
+        layout, c = self.layout, writer.count
+        caught = {id(p): p for p in layout.tensors if id(p) not in self._repeated}
+        anchor = torch.zeros((), device=writer.rows.device, requires_grad=True)
+        copies = {
+            f"model.{name}": p.detach().expand(c, *p.shape).requires_grad_()
+            for name, p in zip(layout.names, layout.tensors, strict=True)
+            if id(p) in self._repeated
+        }
+        with self._counting(c):
+            losses = self._losses(batch, writer, set(caught), anchor, copies)
+        inputs = [anchor, *copies.values(), *caught.values()]
+        writer.open = True
+        grads = torch.autograd.grad(losses.sum(), inputs, allow_unused=True)[1:]
+        missed = {key for key, grad in zip(caught, grads[len(copies) :], strict=True) if grad is not None}
+        repeated = [id(p) for p in layout.tensors if id(p) in self._repeated]
+        for key, grad in zip(repeated, grads[: len(copies)], strict=True):
+            if grad is not None:
+                writer.add(key, grad)
+        writer.finish()
+        return losses.detach(), missed
+
+    def _losses(
+        self, batch: Batch, writer: RowWriter, caught: set[int], anchor: Tensor, copies: dict[str, Tensor]
+    ) -> Float[Tensor, "c"]:
+        def loss_of_one(each: Tensor, values: dict[str, Tensor], *leaves: Tensor) -> Tensor:
+            single = with_sample_tensors(batch, [leaf.unsqueeze(0) for leaf in leaves])
+            with Interception(writer, caught, each, anchor):
+                loss: Tensor = functional_call(self._bound, values, (single,))
+            return scalar_loss(loss)
+
+        each = torch.zeros(writer.count, device=writer.rows.device)
+        losses: Tensor = vmap(loss_of_one, randomness="different")(each, copies, *sample_tensors(batch))
+        return losses
+
+    def _fill_apart(self, batch: Batch, writer: RowWriter, taken: Tensor) -> Tensor:
+        """The samples that take a branch, and those that do not, as chunks of their own."""
+        losses = writer.rows.new_zeros(len(taken))
+        for side in (taken, ~taken):
+            part = side.nonzero().squeeze(1)
+            index = part if writer.index is None else writer.index[part]
+            samples = map_tensors(batch, lambda t, i=part: t.index_select(0, i) if t.ndim else t)
+            losses[part] = self.fill(samples, writer.rows, writer.zeroed, index).to(losses.dtype)
+        return losses
+
+    @contextmanager
+    def _counting(self, count: int) -> Iterator[None]:
+        """Measures, the first time, how much memory the forward pass keeps for the backward, a sample."""
+        if self.bytes_per_sample:
+            yield
+            return
+        kept: dict[int, int] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            yield
+        weights = {p.untyped_storage().data_ptr() for p in self._bound.parameters()}
+        self.bytes_per_sample = sum(size for key, size in kept.items() if key not in weights) // count + 1
+
+
+class _Bound(nn.Module):
+    """The loss as a module that holds the model, so that `functional_call` can put other parameters into it."""
+
+    def __init__(self, model: nn.Module, loss_fn: LossFn):
+        super().__init__()
+        self.model = model
+        self._loss_fn = (loss_fn,)  # in a tuple: a loss that is a module must not become a child
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self._loss_fn[0](self.model, batch)
+
+
+def loop_gradient(
+    model: nn.Module, loss_fn: LossFn, layout: ParameterLayout, batch: Batch, row: Float[Tensor, "d"]
+) -> Float[Tensor, ""]:
+    """Writes the gradient of one batch into a row, and returns its loss.
+
+    Raises:
+        ValueError: the loss is no scalar, or does not depend on the parameters.
+    """
+    loss = scalar_loss(loss_fn(model, batch))
+    if not loss.requires_grad:
+        raise ValueError(
+            "the loss does not depend on any trainable parameter of the model; loss_fn(model, batch) must call the "
+            "model it is given, with gradients on"
+        )
+    layout.flatten(torch.autograd.grad(loss, layout.tensors, allow_unused=True), row)
+    return loss.detach()
+
+
+def scalar_loss(loss: Any) -> Tensor:
+    """The loss as a tensor of no dimension.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise ValueError(f"loss_fn(model, batch) must return a scalar tensor, it returned {found}; reduce it by .mean()")
+    return loss.reshape(())

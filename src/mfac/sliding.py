@@ -1,0 +1,152 @@
+"""The inverse of the m x m dual matrix, kept up to date while rows of the window are replaced."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mfac import woodbury
+from mfac.precision import collinearity
+
+# A replacement whose own correction is larger than this is not trusted: the inverse is made anew.
+DRIFT_LIMIT = 1e-6
+LEAST_REFRESH = 64
+
+
+@dataclass
+class _Staged:
+    """What `rollback` needs, and the answer that `stage` had to compute anyway."""
+
+    k: int
+    size: int
+    shift: float
+    old: Tensor
+    refined: Tensor | None = None
+
+
+class SlidingInverse:
+    """S⁻¹ for S = shift · I + K, all in float64, where K is the Gram matrix of the rows that a window holds.
+
+    Replacing a row in a full window is a rank-2 update of S⁻¹, O(m²). The inverse is made anew by a Cholesky after
+    every m replacements (O(m²) each, spread out), and at once when an update shows drift; every answer is refined by
+    its residual. While the window fills, or when the shift changes, there is a Cholesky factor instead of the inverse.
+
+    Args:
+        capacity: m.
+        device: where the algebra is done.
+    """
+
+    def __init__(self, capacity: int, device: torch.device):
+        self.K = torch.zeros(capacity, capacity, dtype=torch.float64, device=device)
+        self.size = 0
+        self.shift = 1.0
+        self.age = 0
+        self._P: Tensor | None = None
+        self._spare: Tensor | None = None
+        self._L: Tensor | None = None
+        self._column: tuple[int, Tensor] | None = None
+        self._staged: _Staged | None = None
+
+    @property
+    def inverse(self) -> Float[Tensor, "m m"] | None:
+        """S⁻¹ where it is held; None where only a factor is, or nothing yet."""
+        return self._P
+
+    def restore(self, K: Tensor, size: int, shift: float, inverse: Tensor | None, age: int) -> None:
+        """Takes over a saved state."""
+        self.K.copy_(K)
+        self.size, self.shift, self.age = size, shift, age
+        self._P = None if inverse is None else inverse.to(self.K.device, torch.float64, copy=True)
+        self._L = self._column = None
+
+    def reset(self, shift: float | None = None) -> None:
+        """Forgets what was derived from K, after K or the shift has changed."""
+        self.shift = self.shift if shift is None else shift
+        self._P = self._L = self._column = None
+
+    def stage(self, k: int, column: Float[Tensor, " n"], shift: float) -> Float[Tensor, "3"]:
+        """Puts `column` (products of the new row k with all n rows) into K, until `commit` or `rollback`.
+
+        Returns:
+            What tells whether to commit, in one tensor so that it costs one host sync: the new row's squared norm, the
+            drift of the updated inverse, and its collinearity (both zero where no inverse is held).
+        """
+        n = len(column)
+        staged = self._staged = _Staged(k, self.size, self.shift, self.K[k, :n].clone())
+        steady = n == self.size == len(self.K) and shift == self.shift
+        self.K[k, :n] = column
+        self.K[:n, k] = column
+        self.size, self.shift = n, shift
+        if self._P is None or not steady:
+            return torch.stack((column[k], torch.zeros_like(column[k]), torch.zeros_like(column[k])))
+        if self._spare is None:
+            self._spare = torch.empty_like(self._P)
+        S_column = column.clone()
+        S_column[k] += shift
+        updated = woodbury.replace(self._P, k, S_column, out=self._spare)
+        correction = updated @ self._residual(k, updated[k])
+        staged.refined = updated[k] + correction
+        scale = (self.K.diagonal() + shift).sqrt()
+        drift = (scale * correction).norm() / (scale * staged.refined).norm()
+        return torch.stack((column[k], drift, collinearity(scale.square(), updated.diagonal())))
+
+    def commit(self, drift: float) -> None:
+        """Keeps what was staged; with the updated inverse, unless that has drifted or is due to be made anew."""
+        assert self._staged is not None
+        staged, self._staged = self._staged, None
+        self._L = self._column = None
+        self.age += 1
+        if staged.refined is not None and drift <= DRIFT_LIMIT and self.age < max(len(self.K), LEAST_REFRESH):
+            self._P, self._spare = self._spare, self._P
+            self._column = (staged.k, staged.refined)
+        else:
+            self._P = None
+
+    def rollback(self) -> None:
+        """K as it was before `stage`."""
+        assert self._staged is not None
+        staged, self._staged = self._staged, None
+        n = len(staged.old)
+        self.K[staged.k, :n] = staged.old
+        self.K[:n, staged.k] = staged.old
+        self.size, self.shift = staged.size, staged.shift
+
+    def factor(self) -> Float[Tensor, "n n"]:
+        """L with L Lᵀ = S, remembered until S changes."""
+        if self._L is None:
+            self._L = woodbury.factor(self.K[: self.size, : self.size], self.shift)
+        return self._L
+
+    def settle(self) -> Float[Tensor, ""]:
+        """Makes sure that there is something to solve with, and tells the collinearity of the rows."""
+        if self._P is None and self.size == len(self.K):
+            self._P, self.age = torch.cholesky_inverse(self.factor()), 0
+        diagonal = self.K.diagonal()[: self.size] + self.shift
+        if self._P is not None:
+            return collinearity(diagonal, self._P.diagonal())
+        return collinearity(diagonal, self.factor().diagonal().square().reciprocal())
+
+    def solve(self, b: Float[Tensor, "n *k"]) -> Float[Tensor, "n *k"]:
+        """S⁻¹ b."""
+        if self._P is None:
+            return woodbury.solve(self.factor(), b)
+        a = self._P @ b
+        return a + self._P @ (b - self.shift * a - self.K @ a)
+
+    def column(self, k: int) -> Float[Tensor, " n"]:
+        """S⁻¹ e_k."""
+        if self._column is not None and self._column[0] == k:
+            return self._column[1]
+        if self._P is None:
+            unit = torch.zeros(self.size, dtype=torch.float64, device=self.K.device)
+            unit[k] = 1
+            return woodbury.solve(self.factor(), unit)
+        return self._P[k] + self._P @ self._residual(k, self._P[k])
+
+    def _residual(self, k: int, c: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
+        """e_k − S c."""
+        r = self.K @ c
+        r.add_(c, alpha=self.shift).neg_()
+        r[k] += 1
+        return r

@@ -1,0 +1,195 @@
+"""Per-sample weight gradients of linear, embedding and convolution layers, formed straight in the rows of G.
+
+Each function below runs a layer on c samples at once. Its backward gives the gradient of the inputs as usual; the
+gradient of the weights it writes sample by sample into a `RowWriter`, with no tensor of size c x d in between.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import Function, once_differentiable
+from torch.nn import functional as F
+from torch.nn import grad as conv_grad
+
+CONV_WEIGHT = {1: conv_grad.conv1d_weight, 2: conv_grad.conv2d_weight, 3: conv_grad.conv3d_weight}
+CONV_INPUT = {1: conv_grad.conv1d_input, 2: conv_grad.conv2d_input, 3: conv_grad.conv3d_input}
+CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+
+class RowWriter:
+    """Adds up the gradients of c samples in their rows: the first contribution to a parameter overwrites.
+
+    Args:
+        rows: where they go.
+        slots: {id of a parameter: its columns}.
+        zeroed: whether the rows hold zeros already (memory fresh from the system does, and need not be touched).
+        index: the row of each sample; None: sample i has row i.
+    """
+
+    def __init__(
+        self,
+        rows: Float[Tensor, "n d"],
+        slots: Mapping[int, slice],
+        zeroed: bool,
+        index: Int[Tensor, "c"] | None = None,
+    ):
+        self.rows = rows
+        self.slots = slots
+        self.zeroed = zeroed
+        self.index = index
+        self.open = False
+        self._written: set[int] = set()
+
+    @property
+    def count(self) -> int:
+        """c, the number of samples."""
+        return len(self.rows if self.index is None else self.index)
+
+    def add(self, parameter: int, value: Float[Tensor, "c ..."]) -> None:
+        """Adds a gradient that has been formed."""
+        region = self._region(parameter)
+        value = value.reshape(len(value), -1).to(region.dtype)
+        first = self._is_first(parameter)
+        if self.index is not None:
+            _ = region.index_copy_(0, self.index, value) if first else region.index_add_(0, self.index, value)
+        elif first:
+            region.copy_(value)
+        else:
+            region.add_(value)
+
+    def add_product(self, parameter: int, A: Float[Tensor, "c t o"], B: Float[Tensor, "c t i"]) -> None:
+        """Adds Aᵀ B of every sample: the weight gradient of a linear layer."""
+        A, B = A.to(self.rows.dtype).transpose(1, 2), B.to(self.rows.dtype)
+        if self.index is not None:
+            self.add(parameter, torch.bmm(A, B))
+            return
+        region = self._region(parameter).view(len(A), A.shape[1], B.shape[2])
+        if not self._is_first(parameter):
+            region.baddbmm_(A, B)
+        elif A.shape[2] == 1:
+            torch.mul(A, B, out=region)  # an outer product is bound by memory, and bmm is slow at it
+        else:
+            torch.bmm(A, B, out=region)
+
+    def add_at(self, parameter: int, line: Int[Tensor, "c t"], value: Float[Tensor, "c t e"]) -> None:
+        """Adds value[s, t] to line[s, t] of the parameter in the row of s: the weight gradient of an embedding."""
+        region = self._region(parameter)
+        row = torch.arange(len(line), device=line.device) if self.index is None else self.index
+        if self._is_first(parameter) and not self.zeroed:
+            _ = region.zero_() if self.index is None else region.index_fill_(0, row, 0)
+        lines = region.view(len(region), -1, value.shape[2])
+        lines.index_put_((row.unsqueeze(1), line), value.to(region.dtype), accumulate=True)
+
+    def finish(self) -> None:
+        """Zeros for the parameters that nothing was added to."""
+        if self.zeroed:
+            return
+        for parameter in self.slots.keys() - self._written:
+            region = self._region(parameter)
+            _ = region.zero_() if self.index is None else region.index_fill_(0, self.index, 0)
+
+    def _region(self, parameter: int) -> Float[Tensor, "n size"]:
+        return self.rows[:, self.slots[parameter]]
+
+    def _is_first(self, parameter: int) -> bool:
+        if not self.open:
+            # A loss that differentiates by itself would have its own gradients written into the rows.
+            raise RuntimeError("the loss function calls backward or grad itself")
+        first = parameter not in self._written
+        self._written.add(parameter)
+        return first
+
+
+# The anchor is a scalar that needs a gradient: through it autograd reaches every layer, whatever its inputs need.
+
+
+class Linear(Function):
+    """y = x Wᵀ + b for x [c, ..., i]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, W: Tensor, b: Tensor | None, anchor: Tensor, to: "Target") -> Tensor:
+        """y, with x kept for the backward."""
+        ctx.save_for_backward(x, W)
+        ctx.to = to
+        return F.linear(x, W, b)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradient of x; those of W and b go into the rows."""
+        x, W = ctx.saved_tensors
+        A = dy.reshape(len(dy), -1, dy.shape[-1])
+        ctx.to.writer.add_product(ctx.to.weight, A, x.reshape(len(x), -1, x.shape[-1]))
+        if ctx.to.bias is not None:
+            ctx.to.writer.add(ctx.to.bias, A.sum(1))
+        dx = (dy.to(W.dtype) @ W).to(x.dtype) if ctx.needs_input_grad[0] else None
+        return dx, None, None, None, None
+
+
+class Embedding(Function):
+    """y = W[index] for index [c, ...]."""
+
+    @staticmethod
+    def forward(ctx: Any, index: Tensor, W: Tensor, anchor: Tensor, padding: int | None, to: "Target") -> Tensor:
+        """y, with the indices kept for the backward."""
+        ctx.save_for_backward(index)
+        ctx.padding = padding
+        ctx.to = to
+        return F.embedding(index, W)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, dy: Tensor) -> tuple[None, ...]:
+        """The gradient of W goes into the rows; that of the padding entry is zero."""
+        (index,) = ctx.saved_tensors
+        index = index.reshape(len(index), -1)
+        dy = dy.reshape(len(dy), index.shape[1], dy.shape[-1])
+        if ctx.padding is not None:
+            dy = dy * (index != ctx.padding).unsqueeze(2)
+        ctx.to.writer.add_at(ctx.to.weight, index, dy)
+        return None, None, None, None, None
+
+
+class Convolution(Function):
+    """A convolution in 1, 2 or 3 dimensions for x [c, k, channels, ...]: c samples of k images each."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, W: Tensor, b: Tensor | None, anchor: Tensor, options: tuple[Any, ...], to: "Target"
+    ) -> Tensor:
+        """y, with x kept for the backward; the options are stride, padding, dilation and groups."""
+        ctx.save_for_backward(x, W)
+        ctx.options = options
+        ctx.to = to
+        y = CONV[W.ndim - 2](x.flatten(0, 1), W, b, *options)
+        return y.unflatten(0, x.shape[:2])
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradient of x; those of W and b go into the rows."""
+        x, W = ctx.saved_tensors
+        spatial = W.ndim - 2
+        # The native kernel, a sample at a time: faster than unfolding the images and one batched product.
+        weight = CONV_WEIGHT[spatial]
+        dW = [weight(x_s, W.shape, dy_s, *ctx.options) for x_s, dy_s in zip(x, dy, strict=True)]
+        ctx.to.writer.add(ctx.to.weight, torch.stack(dW))
+        if ctx.to.bias is not None:
+            ctx.to.writer.add(ctx.to.bias, dy.sum(dim=(1, *range(3, dy.ndim))))
+        dx = None
+        if ctx.needs_input_grad[0]:
+            flat = CONV_INPUT[spatial](x.flatten(0, 1).shape, W, dy.flatten(0, 1), *ctx.options)
+            dx = flat.unflatten(0, x.shape[:2])
+        return dx, None, None, None, None, None
+
+
+class Target:
+    """Which parameters a layer's gradients belong to, by id, and the writer they go to."""
+
+    def __init__(self, writer: RowWriter, weight: int, bias: int | None = None):
+        self.writer = writer
+        self.weight = weight
+        self.bias = bias
