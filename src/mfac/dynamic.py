@@ -183,7 +183,7 @@ class DynamicInverseFisher(InverseFisher):
         self._check_gradient(g)
         row = g.detach().to(self._G.dtype)
         n = max(self.num_seen, k + 1)
-        dtype = self._update_dtype(row.dtype)
+        dtype = self._update_dtype(self._G.dtype)
         column = products.project(self._G[:n], row, dtype)
         column[k] = torch.linalg.vector_norm(row, dtype=torch.float64).square()
         checks = self._inverse.stage(k, column, self._divisor(n) * self.damping)
@@ -208,7 +208,7 @@ class DynamicInverseFisher(InverseFisher):
         """For products that only meet the push-through form."""
         if self._precision != "auto":
             return torch.float64 if self._precision == "float64" else torch.float32
-        needs = self._collinear or torch.float64 in (vector, self._G.dtype)
+        needs = self._collinear or torch.float64 in (vector, self.dtype)
         return torch.float64 if needs else torch.float32
 
     def _judge(self, collinear: float) -> None:
@@ -241,7 +241,7 @@ class DynamicInverseFisher(InverseFisher):
         if self._precision != "auto":
             return torch.float64 if self._precision == "float64" else torch.float32
         K, shift = self._inverse.K, self._inverse.shift
-        if self._G.dtype != torch.float64 and float32_holds(K, shift):
+        if torch.float64 not in (self.dtype, self._G.dtype) and float32_holds(K, shift):
             return torch.float32
         if self._rough:
             self._polish()

@@ -52,8 +52,13 @@ class GradientFile:
         header = MAGIC + json.dumps(fields).encode()
         if len(header) > HEADER_BYTES:
             raise ValueError(f"the fingerprint is too long: the header has {HEADER_BYTES} bytes, this needs {len(header)}")
-        with open(path, "xb") as file:
-            file.write(header.ljust(HEADER_BYTES))
+        path = Path(path)
+        if path.exists():
+            raise FileExistsError(f"{path} exists already; delete it or choose another file")
+        # Under another name first: a process killed here leaves no file with half a header.
+        unnamed = path.with_name(path.name + ".new")
+        unnamed.write_bytes(header.ljust(HEADER_BYTES))
+        os.replace(unnamed, path)
         return cls(path)
 
     @property
@@ -93,9 +98,9 @@ class GradientFile:
 
     def gather_columns(self, indices: Tensor) -> Tensor:
         """Single columns of every complete row, as a tensor [rows, len(indices)] on the CPU."""
-        shape = (self.rows, self.dim, self.dtype.itemsize)
-        mapped = np.memmap(self.path, np.uint8, "r", HEADER_BYTES, shape)
-        return torch.from_numpy(mapped[:, indices.cpu().numpy()]).view(self.dtype)[..., 0]
+        integers = {2: np.int16, 4: np.int32, 8: np.int64}[self.dtype.itemsize]  # numpy has no bfloat16
+        mapped = np.memmap(self.path, integers, "r", HEADER_BYTES, self.shape)
+        return torch.from_numpy(mapped[:, indices.cpu().numpy()]).view(self.dtype)
 
     def _read(self, rows: range, start: int, stop: int) -> Tensor:
         out = torch.empty(len(rows), stop - start, dtype=self.dtype)

@@ -82,14 +82,12 @@ class SlidingInverse:
             return torch.stack((column[k], torch.zeros_like(column[k]), torch.zeros_like(column[k])))
         if self._spare is None:
             self._spare = torch.empty_like(self._P)
-        S_column = column.clone()
-        S_column[k] += shift
-        updated = woodbury.replace(self._P, k, S_column, out=self._spare)
+        updated = woodbury.replace(self._P, k, column, shift, out=self._spare)
         correction = updated @ self._residual(k, updated[k])
         staged.refined = updated[k] + correction
-        scale = (self.K.diagonal() + shift).sqrt()
-        drift = (scale * correction).norm() / (scale * staged.refined).norm()
-        return torch.stack((column[k], drift, collinearity(scale.square(), updated.diagonal())))
+        diagonal = self.K.diagonal() + shift
+        drift = (diagonal @ correction.square() / (diagonal @ staged.refined.square())).sqrt()
+        return torch.stack((column[k], drift, collinearity(diagonal, updated.diagonal())))
 
     def commit(self, drift: float) -> None:
         """Keeps what was staged; with the updated inverse, unless that has drifted or is due to be made anew."""

@@ -1,0 +1,186 @@
+"""Cases are data: seeded matrices of gradients, and every way to build an operator on them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable
+
+import torch
+from torch import Tensor
+
+import mfac
+
+
+def mixed(m, d, norm=1.0, dtype=torch.float32, seed=0):
+    """Rows of independent directions."""
+    rows = torch.randn(m, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return (norm * rows / rows.norm(dim=1, keepdim=True)).to(dtype)
+
+
+def repeating(m, d, norm=1.0, noise=0.01, dtype=torch.float32, seed=0):
+    """Rows that nearly repeat one another."""
+    rows = mixed(1, d, 1.0, torch.float64, seed) + noise * mixed(m, d, 1.0, torch.float64, seed + 1)
+    return (norm * rows / rows.norm(dim=1, keepdim=True)).to(dtype)
+
+
+def duplicates(m, d, norm=1.0, dtype=torch.float32):
+    return mixed(1, d, norm, dtype).repeat(m, 1)
+
+
+def with_zeros(m, d, norm=1.0, dtype=torch.float32):
+    rows = mixed(m, d, norm, dtype)
+    rows[::2] = 0
+    return rows
+
+
+def non_contiguous(m, d, norm=1.0, dtype=torch.float32):
+    return mixed(d, m, norm, dtype).T
+
+
+ROWS = {
+    "ordinary": mixed(12, 40),
+    "one row": mixed(1, 40),
+    "more rows than weights": mixed(40, 12),
+    "one weight": mixed(5, 1),
+    "one of each": mixed(1, 1),
+    "duplicate rows": duplicates(12, 40),
+    "zero rows": with_zeros(12, 40),
+    "all zero": torch.zeros(12, 40),
+    "nearly repeating": repeating(12, 40),
+    "tiny": mixed(12, 40, 1e-6),
+    "huge": mixed(12, 40, 1e3),
+    "huge and repeating": repeating(12, 40, 1e3),
+    "scales mixed": mixed(12, 40) * torch.logspace(-6, 3, 12)[:, None],
+    "float64": mixed(12, 40, dtype=torch.float64),
+    "float64 huge": mixed(12, 40, 1e3, dtype=torch.float64),
+    "bfloat16": mixed(12, 40, dtype=torch.bfloat16),
+    "float16": mixed(12, 40, dtype=torch.float16),
+    "non-contiguous": non_contiguous(12, 40),
+}
+DAMPINGS = [1e-8, 1e-5, 1e-1, 1e1]
+
+
+@dataclass
+class Built:
+    """An operator, the rows it is exact for, and the blocks of F that it keeps (None: all)."""
+
+    op: mfac.InverseFisher
+    rows: Tensor
+    blocks: list[tuple[int, int]] | None = None
+    weights: Tensor | None = None
+
+
+def spans(sizes, block_size):
+    """Where blocks of `block_size` lie that never straddle two tensors."""
+    found, start = [], 0
+    for size in sizes:
+        found += [(start + i, start + min(i + block_size, size)) for i in range(0, size, block_size)]
+        start += size
+    return found
+
+
+def full(rows, damping, folder):
+    return Built(mfac.StaticInverseFisher(rows, damping), rows)
+
+
+def overwritten(rows, damping, folder):
+    return Built(mfac.StaticInverseFisher(rows.clone(), damping, overwrite=True), rows)
+
+
+def in_float64(rows, damping, folder):
+    return Built(mfac.StaticInverseFisher(rows, damping, precision="float64"), rows)
+
+
+def blocks_of(block_size, **options):
+    def build(rows, damping, folder):
+        d = rows.shape[1]
+        sizes = [d - d // 3, d // 3]
+        op = mfac.StaticInverseFisher(rows.clone(), damping, block_size=block_size, sizes=sizes, **options)
+        return Built(op, rows, spans(sizes, block_size))
+
+    return build
+
+
+def paged(page_size):
+    def build(rows, damping, folder):
+        return Built(mfac.StaticInverseFisher(rows, damping, page_size=page_size), rows)
+
+    return build
+
+
+def write(rows, path):
+    file = mfac.GradientFile.create(path, *rows.shape, dtype=rows.dtype)
+    file.append(rows)
+    return file
+
+
+def on_disk(rows, damping, folder: Path):
+    file = write(rows, folder / "rows.mfac")
+    return Built(mfac.StaticInverseFisher(file, damping, page_size=11), rows)
+
+
+def blocks_on_disk(rows, damping, folder: Path):
+    file = write(rows, folder / "rows.mfac")
+    op = mfac.StaticInverseFisher(file, damping, block_size=15, page_size=16)
+    return Built(op, rows, spans([rows.shape[1]], 15))
+
+
+def summed(rows, damping, folder):
+    sums = mfac.FisherBlocks(rows.shape[1], 7)
+    for part in rows.split(5):
+        sums.add(part)
+    return Built(mfac.StaticInverseFisher(sums, damping), rows, spans([rows.shape[1]], 7))
+
+
+def weighted(rows, damping, folder):
+    weights = torch.linspace(0, 2, len(rows), dtype=torch.float64)
+    return Built(mfac.StaticInverseFisher(rows, damping, row_weights=weights), rows, weights=weights)
+
+
+def dynamic(rows, damping, folder, window=None, laps=2.5):
+    """A window that went round and was filled out of order, and holds just these rows at the end."""
+    m, d = rows.shape
+    answers = torch.float64 if rows.dtype == torch.float64 else torch.float32
+    op = mfac.DynamicInverseFisher(m, d, damping, dtype=answers, window=window or rows.dtype)
+    for i in range(int(laps * m)):
+        op.update(rows[(7 * i) % m] * (1 + 0.5 * (i % 3)))
+    for k in reversed(range(op.num_seen)):
+        op.replace(k, rows[k])
+    while op.num_seen < m:
+        op.update(rows[op.num_seen])
+    return Built(op, rows.to(window) if window else rows)
+
+
+def dynamic_bfloat16(rows, damping, folder):
+    return dynamic(rows, damping, folder, window=torch.bfloat16)
+
+
+def half_full(rows, damping, folder):
+    """A window with room left, dividing by its capacity: the same as weights of 1/m."""
+    m, d = rows.shape
+    answers = torch.float64 if rows.dtype == torch.float64 else torch.float32
+    op = mfac.DynamicInverseFisher(2 * m, d, damping, dtype=answers, window=rows.dtype, normalize="full")
+    for row in rows:
+        op.update(row)
+    return Built(op, rows, weights=torch.full((m,), 1 / (2 * m), dtype=torch.float64))
+
+
+OPERATORS: dict[str, Callable[[Tensor, float, Any], Built]] = {
+    "full": full,
+    "overwritten": overwritten,
+    "in float64": in_float64,
+    "blocks in the primal": blocks_of(7),
+    "blocks in the dual": blocks_of(15),
+    "blocks overwritten": blocks_of(15, overwrite=True),
+    "blocks paged": blocks_of(4, page_size=9),
+    "one weight a block": blocks_of(1),
+    "pages": paged(7),
+    "one column a page": paged(1),
+    "one page": paged(1000),
+    "disk": on_disk,
+    "blocks on disk": blocks_on_disk,
+    "summed blocks": summed,
+    "weighted": weighted,
+    "dynamic": dynamic,
+    "dynamic, bfloat16 rows": dynamic_bfloat16,
+    "dynamic, half full": half_full,
+}

@@ -1,0 +1,14 @@
+"""The shapes in the core's signatures are checked at run time, in tests only; every test starts from one seed."""
+
+import pytest
+import torch
+from jaxtyping import install_import_hook
+
+# Not the rooms that users call: those answer bad input themselves, in words that the tests pin.
+CORE = ("woodbury", "products", "precision", "dual", "primal", "pages", "reference")
+install_import_hook([f"mfac.{name}" for name in CORE], "beartype.beartype")
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
