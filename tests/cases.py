@@ -1,8 +1,9 @@
 """Cases are data: seeded matrices of gradients, and every way to build an operator on them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import torch
 from torch import Tensor

@@ -1,12 +1,12 @@
 """One suite that every operator passes: exact against dense matrices in longdouble, whatever the rows."""
 
 import numpy as np
-import oracle
 import pytest
 import torch
-from cases import DAMPINGS, OPERATORS, ROWS, mixed
 
 import mfac
+import oracle
+from cases import DAMPINGS, OPERATORS, ROWS, mixed
 
 operators = pytest.mark.parametrize("build", OPERATORS.values(), ids=OPERATORS.keys())
 

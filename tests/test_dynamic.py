@@ -3,12 +3,12 @@
 import copy
 import io
 
-import oracle
 import pytest
 import torch
-from cases import mixed, repeating
 
 import mfac
+import oracle
+from cases import mixed, repeating
 from mfac import sliding
 from mfac.sliding import SlidingInverse
 
@@ -76,7 +76,7 @@ def test_as_good_as_a_fresh_cholesky_after_100_000_updates():
         if inverse.inverse is None:
             refreshes += 1
             inverse.settle()
-        if t % 9_973 == 0 and t >= m or t == 99_999:
+        if (t % 9_973 == 0 and t >= m) or t == 99_999:
             S = shift * torch.eye(m, dtype=torch.float64) + G @ G.T
             exact, _ = oracle.inverse(oracle.wide(S))
             fresh = torch.cholesky_inverse(torch.linalg.cholesky(S))[:, k]
@@ -165,7 +165,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(bad, filled):
     g = torch.ones(30)
     g[7] = bad
     for call in (op.update, op.update_and_apply):
-        with pytest.raises(RuntimeError, match="not finite.*the window is as it was"):
+        with pytest.raises(RuntimeError, match=r"not finite.*the window is as it was"):
             call(g)
     assert op.num_seen == other.num_seen
     for row in mixed(20, 30, seed=4):

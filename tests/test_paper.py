@@ -1,12 +1,12 @@
 """Equal to the paper's literal algorithms, to rounding."""
 
 import numpy as np
-import oracle
 import pytest
 import torch
-from cases import mixed, repeating
 
 import mfac
+import oracle
+from cases import mixed, repeating
 from mfac import reference
 
 DAMPING = 1e-3

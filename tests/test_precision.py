@@ -1,11 +1,11 @@
 """The digits that are promised: 1e-4 in float32, where the paper's formula has none left."""
 
-import oracle
 import pytest
 import torch
-from cases import mixed, repeating
 
 import mfac
+import oracle
+from cases import mixed, repeating
 from mfac import reference
 
 M, D, DAMPING = 128, 600, 1e-5

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from cases import ROWS, mixed, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mfac
 import oracle
+from cases import ROWS, mixed, write
 from mfac.blocks import Run, block_runs
 from mfac.pages import Pages
 
@@ -202,7 +202,8 @@ def test_summed_blocks_refuse_what_is_for_gradients():
 
 
 @given(
-    sizes=st.lists(st.integers(0, 30), min_size=1, max_size=8).filter(any), block_size=st.integers(1, 40),
+    sizes=st.lists(st.integers(0, 30), min_size=1, max_size=8).filter(any),
+    block_size=st.integers(1, 40),
     columns=st.integers(1, 50),
 )
 def test_blocks_cover_every_column_once_and_never_straddle(sizes, block_size, columns):

@@ -1,10 +1,10 @@
 """The pure functions, against dense linear algebra."""
 
-import oracle
 import pytest
 import torch
-from cases import mixed
 
+import oracle
+from cases import mixed
 from mfac import products, woodbury
 
 DAMPING = 1e-2

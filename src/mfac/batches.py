@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 Batch = Any
+ALIGNMENT = 64
 
 
 def numbered(batches: Iterable[Batch], cycle: bool = False) -> Iterator[tuple[int, Batch]]:
@@ -99,6 +100,17 @@ def move(batch: Batch, device: torch.device) -> Batch:
     if all(tensor.device == device for tensor in tensors(batch)):
         return batch
     return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def aligned(batch: Batch) -> Batch:
+    """The batch with its tensors where torch itself would allocate them.
+
+    The last bit of a matrix product can depend on where the memory begins. Views and arrays of other libraries begin
+    anywhere; copies of them give the same bits in every process.
+    """
+    if all(tensor.data_ptr() % ALIGNMENT == 0 for tensor in tensors(batch)):
+        return batch
+    return map_tensors(batch, lambda tensor: tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor)
 
 
 def _has_plain_list(batch: Batch, length: int) -> bool:

@@ -119,8 +119,8 @@ class DualBlocks:
         if self._auto and self._dtype == torch.float32 and not float32_holds(self._K, shift):
             if self._whitened:
                 raise ValueError(
-                    f"damping {damping:g} needs float64, and the gradients have been overwritten by float32 numbers made "
-                    "for a larger one; build the operator anew with overwrite=False"
+                    f"damping {damping:g} needs float64, and the gradients have been overwritten by float32 numbers "
+                    "made for a larger one; build the operator anew with overwrite=False"
                 )
             self._K, self._dtype = self._gram(torch.float64)
         L, old = woodbury.factor(self._K, shift), self._L
@@ -171,7 +171,9 @@ class DualBlocks:
             else:
                 squares = products.whitened_squares(Linv[piece.blocks], G, self._dtype)
                 fisher = products.column_squares(G, self._weights, self._dtype)
-            out[self._local(piece)] = woodbury.inverse_diagonal(squares, fisher + self._damping, self._damping).flatten()
+            out[self._local(piece)] = woodbury.inverse_diagonal(
+                squares, fisher + self._damping, self._damping
+            ).flatten()
         return out
 
     def _whitened_columns(self, index: Int[Tensor, " n"], block: Int[Tensor, " n"]) -> Float[Tensor, "n m"]:

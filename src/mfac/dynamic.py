@@ -227,11 +227,12 @@ class DynamicInverseFisher(InverseFisher):
 
     def _polish(self) -> None:
         """Makes the products of the rough rows anew, in float64."""
-        rough = sorted(self._rough)
         n, K = self.num_seen, self._inverse.K
-        block = products.project(self._rows, self._rows[rough].double().T, torch.float64)
-        K[:n, rough] = block
-        K[rough, :n] = block.T
+        if 2 * len(self._rough) > n:
+            K[:n, :n] = products.gram(self._rows, torch.float64)
+        else:
+            for k in sorted(self._rough):
+                K[:n, k] = K[k, :n] = products.project(self._rows, self._G[k], torch.float64)
         self._rough.clear()
         self._snapshot = None
         self._inverse.reset()

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from mfac.weight_gradients import Convolution, Embedding, Linear, RowWriter, Target
 
 
-class BranchesDiffer(Exception):
+class BranchError(Exception):
     """The samples of a chunk go different ways at an `if`; `taken` says which."""
 
     def __init__(self, taken: Bool[Tensor, "c"]):
@@ -186,6 +186,6 @@ def _fold(tensor: Tensor, c: int, ndim: int) -> Tensor:
 def _branch_outside(condition: Tensor, answer: Answer) -> Tensor:
     taken = condition.detach().reshape(len(condition), -1)[:, 0].bool()
     if bool(taken.any()) != bool(taken.all()):
-        raise BranchesDiffer(taken)
+        raise BranchError(taken)
     answer.value = bool(taken[0])
     return condition

@@ -71,6 +71,7 @@ class ParameterLayout:
         """Where the kept coordinates of each parameter lie in a row."""
         return _slots(self.sizes)
 
+    @torch.no_grad()
     def flatten(self, values: Sequence[Tensor | None], out: Float[Tensor, "d"]) -> None:
         """Writes one value a parameter (None is zero) into the row `out`, in the type and on the device of `out`."""
         pieces = [
@@ -179,7 +180,7 @@ def _dense(value: Tensor | None, tensor: Tensor) -> Tensor:
 
 
 def _kept_part(value: Tensor, kept: Tensor | None) -> Tensor:
-    flat = value.detach().reshape(-1)
+    flat = value.reshape(-1)
     return flat if kept is None else flat.index_select(0, kept)
 
 

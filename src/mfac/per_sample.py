@@ -5,9 +5,11 @@ linear, embedding and convolution layers are caught on the way (`interception`);
 c times, which is cheap for the small ones that are left, and differentiated as c separate copies.
 """
 
+import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -15,11 +17,18 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from mfac.batches import Batch, map_tensors, sample_tensors, with_sample_tensors
-from mfac.interception import BranchesDiffer, Interception
+from mfac.interception import BranchError, Interception
 from mfac.layout import ParameterLayout
 from mfac.weight_gradients import RowWriter
 
 LossFn = Callable[[Any, Any], Tensor]
+
+
+class Filled(NamedTuple):
+    """The losses of the rows that were filled, and whether loss and rows are surely finite (False: look closer)."""
+
+    losses: Float[Tensor, "c"]
+    is_finite: bool
 
 
 class MappedGradients:
@@ -51,8 +60,8 @@ class MappedGradients:
         rows: Float[Tensor, "n d"],
         zeroed: bool = False,
         index: Int[Tensor, "c"] | None = None,
-    ) -> Float[Tensor, "c"]:
-        """Writes the gradient of sample i into row i (row index[i], if given), and returns the losses.
+    ) -> Filled:
+        """Writes the gradient of sample i into row i (row index[i], if given).
 
         Raises:
             Exception: whatever an operation that cannot be mapped raises.
@@ -61,10 +70,10 @@ class MappedGradients:
         writer = RowWriter(rows, slots, zeroed, index)
         try:
             losses, missed = self._attempt(batch, writer)
-        except BranchesDiffer as branches:
+        except BranchError as branches:
             return self._fill_apart(batch, writer, branches.taken)
         if not missed:
-            return losses
+            return Filled(losses, (losses.sum() + writer.bound).item() < torch.finfo(rows.dtype).max)
         self._repeated |= missed
         return self.fill(batch, rows, index=index)
 
@@ -101,18 +110,23 @@ class MappedGradients:
             return scalar_loss(loss)
 
         each = torch.zeros(writer.count, device=writer.rows.device)
-        losses: Tensor = vmap(loss_of_one, randomness="different")(each, copies, *sample_tensors(batch))
+        with warnings.catch_warnings():
+            # Where an operation has no rule, vmap loops over it alone; whether that pays is measured.
+            warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
+            losses: Tensor = vmap(loss_of_one, randomness="different")(each, copies, *sample_tensors(batch))
         return losses
 
-    def _fill_apart(self, batch: Batch, writer: RowWriter, taken: Tensor) -> Tensor:
+    def _fill_apart(self, batch: Batch, writer: RowWriter, taken: Tensor) -> Filled:
         """The samples that take a branch, and those that do not, as chunks of their own."""
-        losses = writer.rows.new_zeros(len(taken))
+        losses, is_finite = writer.rows.new_zeros(len(taken)), True
         for side in (taken, ~taken):
             part = side.nonzero().squeeze(1)
             index = part if writer.index is None else writer.index[part]
             samples = map_tensors(batch, lambda t, i=part: t.index_select(0, i) if t.ndim else t)
-            losses[part] = self.fill(samples, writer.rows, writer.zeroed, index).to(losses.dtype)
-        return losses
+            filled = self.fill(samples, writer.rows, writer.zeroed, index)
+            losses[part] = filled.losses.to(losses.dtype)
+            is_finite &= filled.is_finite
+        return Filled(losses, is_finite)
 
     @contextmanager
     def _counting(self, count: int) -> Iterator[None]:
@@ -147,8 +161,8 @@ class _Bound(nn.Module):
 
 def loop_gradient(
     model: nn.Module, loss_fn: LossFn, layout: ParameterLayout, batch: Batch, row: Float[Tensor, "d"]
-) -> Float[Tensor, ""]:
-    """Writes the gradient of one batch into a row, and returns its loss.
+) -> Filled:
+    """Writes the gradient of one batch into a row.
 
     Raises:
         ValueError: the loss is no scalar, or does not depend on the parameters.
@@ -160,7 +174,10 @@ def loop_gradient(
             "model it is given, with gradients on"
         )
     layout.flatten(torch.autograd.grad(loss, layout.tensors, allow_unused=True), row)
-    return loss.detach()
+    # A sum is much cheaper than isfinite, most of all now that the row is in the cache. It can overflow where the row
+    # does not, but never the other way round.
+    total = row.sum(dtype=torch.float32 if row.dtype.itemsize < 4 else row.dtype)
+    return Filled(loss.detach().reshape(1), math.isfinite(total.item() + loss.item()))
 
 
 def scalar_loss(loss: Any) -> Tensor:
@@ -171,5 +188,7 @@ def scalar_loss(loss: Any) -> Tensor:
     """
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise ValueError(f"loss_fn(model, batch) must return a scalar tensor, it returned {found}; reduce it by .mean()")
+        raise ValueError(
+            f"loss_fn(model, batch) must return a scalar tensor, it returned {found}; reduce it by .mean()"
+        )
     return loss.reshape(())

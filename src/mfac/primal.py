@@ -26,7 +26,13 @@ class PrimalBlocks:
 
     @staticmethod
     def accumulate(
-        run: Run, pages: Pages, weights: Float[Tensor, " m"], damping: float, columns: int, dtype: torch.dtype, auto: bool
+        run: Run,
+        pages: Pages,
+        weights: Float[Tensor, " m"],
+        damping: float,
+        columns: int,
+        dtype: torch.dtype,
+        auto: bool,
     ) -> Float[Tensor, "blocks b b"]:
         """G_bᵀ C G_b of every block, each piece in float32 where that is safe (`auto`) or in `dtype`."""
         fisher = torch.empty(run.count, run.length, run.length, dtype=torch.float64, device=pages.device)

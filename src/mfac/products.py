@@ -17,9 +17,7 @@ GRAM_COLUMNS = 1 << 12
 GRAM_ROWS = 256  # row blocks of a symmetric or triangular product: their upper halves are never computed
 
 
-def project(
-    G: Float[Tensor, "*blocks m d"], x: Float[Tensor, "..."], dtype: torch.dtype
-) -> Float[Tensor, "..."]:
+def project(G: Float[Tensor, "*blocks m d"], x: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
     """G x, computed in `dtype` from G as stored, returned in float64."""
     x = x.to(dtype)
     if G.ndim == 3:
@@ -34,9 +32,7 @@ def project(
     return out
 
 
-def combine(
-    G: Float[Tensor, "*blocks m d"], a: Float[Tensor, "..."], dtype: torch.dtype
-) -> Float[Tensor, "..."]:
+def combine(G: Float[Tensor, "*blocks m d"], a: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
     """Gᵀ a, computed and returned in `dtype`, from G as stored."""
     a = a.to(dtype)
     if G.ndim == 3:

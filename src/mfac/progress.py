@@ -18,10 +18,11 @@ def row_progress(total: int, done: int = 0, progress: bool | None = None) -> Ite
     Raises:
         ValueError: a bar is asked for and rich is not installed.
     """
-    installed = importlib.util.find_spec("rich") is not None
+    wanted = sys.stderr.isatty() if progress is None else progress
+    installed = wanted and importlib.util.find_spec("rich") is not None
     if progress and not installed:
         raise ValueError("progress=True needs rich, which is not installed; pip install 'torch-mfac[progress]'")
-    if progress is False or not installed or not (progress or sys.stderr.isatty()):
+    if not installed:
         yield lambda rows: None
         return
     from rich.console import Console

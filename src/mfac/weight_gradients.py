@@ -41,6 +41,8 @@ class RowWriter:
         self.zeroed = zeroed
         self.index = index
         self.open = False
+        self.bound = torch.zeros((), device=rows.device)
+        """At least as large as any number in the rows: finite if they are, and much cheaper than reading them."""
         self._written: set[int] = set()
 
     @property
@@ -50,6 +52,10 @@ class RowWriter:
 
     def add(self, parameter: int, value: Float[Tensor, "c ..."]) -> None:
         """Adds a gradient that has been formed."""
+        self.bound += _largest(value)
+        self._add(parameter, value)
+
+    def _add(self, parameter: int, value: Float[Tensor, "c ..."]) -> None:
         region = self._region(parameter)
         value = value.reshape(len(value), -1).to(region.dtype)
         first = self._is_first(parameter)
@@ -63,8 +69,9 @@ class RowWriter:
     def add_product(self, parameter: int, A: Float[Tensor, "c t o"], B: Float[Tensor, "c t i"]) -> None:
         """Adds Aᵀ B of every sample: the weight gradient of a linear layer."""
         A, B = A.to(self.rows.dtype).transpose(1, 2), B.to(self.rows.dtype)
+        self.bound += _largest(A) * _largest(B) * A.shape[2]
         if self.index is not None:
-            self.add(parameter, torch.bmm(A, B))
+            self._add(parameter, torch.bmm(A, B))
             return
         region = self._region(parameter).view(len(A), A.shape[1], B.shape[2])
         if not self._is_first(parameter):
@@ -80,6 +87,7 @@ class RowWriter:
         row = torch.arange(len(line), device=line.device) if self.index is None else self.index
         if self._is_first(parameter) and not self.zeroed:
             _ = region.zero_() if self.index is None else region.index_fill_(0, row, 0)
+        self.bound += _largest(value) * line.shape[1]
         lines = region.view(len(region), -1, value.shape[2])
         lines.index_put_((row.unsqueeze(1), line), value.to(region.dtype), accumulate=True)
 
@@ -101,6 +109,12 @@ class RowWriter:
         first = parameter not in self._written
         self._written.add(parameter)
         return first
+
+
+def _largest(x: Tensor) -> Float[Tensor, ""]:
+    """The largest absolute value; NaN if there is one."""
+    low, high = x.aminmax()
+    return torch.maximum(-low, high)
 
 
 # The anchor is a scalar that needs a gradient: through it autograd reaches every layer, whatever its inputs need.

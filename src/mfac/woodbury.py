@@ -23,7 +23,7 @@ def factor(K: Float[Tensor, "*blocks m m"], shift: float) -> Float[Tensor, "*blo
     if bool((info != 0).any()):
         largest = K.diagonal(dim1=-2, dim2=-1).max().item()
         remedy = max(10.0, K.shape[-1] * largest / (1e14 * shift))
-        raise torch.linalg.LinAlgError(
+        raise torch.linalg.LinAlgError(  # type: ignore[attr-defined]
             f"the damped Gram matrix is not positive definite in float64: the damping adds {shift:.3g} to squared "
             f"gradients of up to {largest:.3g}, and their ratio is beyond float64; "
             f"raise the damping {remedy:.1g} times or more, or scale the gradients down"
@@ -56,9 +56,7 @@ def log_det(L: Float[Tensor, "*blocks m m"]) -> Float[Tensor, "*blocks"]:
     return 2 * L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
-def log_det_fisher(
-    L: Float[Tensor, "*blocks m m"], shift: float, damping: float, dim: int
-) -> Float[Tensor, "*blocks"]:
+def log_det_fisher(L: Float[Tensor, "*blocks m m"], shift: float, damping: float, dim: int) -> Float[Tensor, "*blocks"]:
     """log det F = d log λ + log det S − m log(shift), from L Lᵀ = S."""
     return dim * math.log(damping) + log_det(L) - L.shape[-1] * math.log(shift)
 

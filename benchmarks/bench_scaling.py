@@ -1,0 +1,37 @@
+"""How the cost grows with d, at m = 64: linearly, from a hundred thousand weights to ten million."""
+
+import torch
+
+import mfac
+from timing import save, seconds, show
+
+DAMPING, M = 1e-5, 64
+
+
+def grow(d):
+    G = torch.randn(M, d, generator=torch.Generator().manual_seed(0)) / d**0.5
+    x, g = torch.randn(d), torch.randn(d) / d**0.5
+    static = mfac.StaticInverseFisher(G, DAMPING)
+    dynamic = mfac.DynamicInverseFisher(M, d, DAMPING)
+    for row in G:
+        dynamic.update(row)
+    dynamic.update_and_apply(g)
+    times = seconds(
+        set_up_and_diagonal=lambda: mfac.StaticInverseFisher(G, DAMPING).diagonal(),
+        product=lambda: static @ x,
+        update_and_apply=lambda: dynamic.update_and_apply(g),
+    )
+    per_weight = {f"{name}_ns_a_weight": 1e9 * value / d for name, value in times.items()}
+    return {"what": "growth with d", "d": d, "m": M, **{f"{k}_s": v for k, v in times.items()}, **per_weight}
+
+
+def main():
+    rows = []
+    for d in (100_000, 300_000, 1_000_000, 3_000_000, 10_000_000):
+        rows.append(grow(d))
+        show(rows[-1])
+    save("scaling", "python benchmarks/bench_scaling.py", rows)
+
+
+if __name__ == "__main__":
+    main()

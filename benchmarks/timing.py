@@ -1,0 +1,82 @@
+"""Times as ratios in one run: callables take turns, the best of each counts; the machine's limits are measured too."""
+
+import datetime
+import gc
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import mfac
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def seconds(**candidates: Callable[[], object]) -> dict[str, float]:
+    """The best time of each candidate; they take turns, so that a slow spell of the machine hits all of them.
+
+    A candidate is repeated until it has run for a second or five times, whichever comes later, but slow ones (over ten
+    seconds) only once: against these, noise is small.
+    """
+    best: dict[str, float] = {}
+    spent = dict.fromkeys(candidates, 0.0)
+    rounds = dict.fromkeys(candidates, 0)
+    while True:
+        waiting = [name for name in candidates if not _enough(rounds[name], spent[name], best.get(name, 0.0))]
+        if not waiting:
+            return best
+        for name in waiting:
+            gc.collect()
+            start = time.perf_counter()
+            candidates[name]()
+            elapsed = time.perf_counter() - start
+            best[name] = min(best.get(name, elapsed), elapsed)
+            spent[name] += elapsed
+            rounds[name] += 1
+
+
+def _enough(rounds: int, spent: float, best: float) -> bool:
+    return (rounds >= 5 and spent >= 1) or (rounds >= 1 and best > 10) or (rounds >= 3 and best > 2)
+
+
+def matmul_rate(m: int, d: int) -> float:
+    """Flops a second of a plain float32 product [m, d] x [d, m]: the machine's limit for the static set-up."""
+    G = torch.randn(m, d)
+    return 2 * m * m * d / seconds(product=lambda: G @ G.T)["product"]
+
+
+def environment() -> dict[str, object]:
+    """What the figures were measured on."""
+    return {
+        "date": datetime.date.today().isoformat(),
+        "mfac": mfac.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+    }
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def save(name: str, command: str, rows: list[dict[str, object]]) -> None:
+    """Writes benchmarks/results/NAME.json with the command and the environment."""
+    RESULTS.mkdir(exist_ok=True)
+    record = {"command": command, "environment": environment(), "rows": rows}
+    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+def show(row: dict[str, object]) -> None:
+    """One line for people."""
+    print(
+        "  ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items())
+    )
