@@ -46,7 +46,7 @@ def step(m, d, noise=1.0):
         paper=paper,
     )
     return {
-        "what": "update_and_apply", "d": d, "m": m, "passes": "float64" if op._collinear else "float32",
+        "what": "update_and_apply", "d": d, "m": m, "passes": "float64" if op._sensitive else "float32",
         **{f"{name}_s": value for name, value in times.items()},
         "of_two_bare_passes": times["ours"] / times["two_passes"],
         "times_faster_than_algorithms_1_and_2": times["paper"] / times["ours"],

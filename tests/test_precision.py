@@ -59,20 +59,28 @@ def test_the_step_is_exact_for_the_row_as_stored():
 
 
 def test_float32_is_kept_for_rows_of_any_scale_but_not_for_rows_that_repeat():
-    for rows, collinear in ((mixed(M, D, 100), False), (repeating(M, D, 100), True)):
+    for rows, sensitive in ((mixed(M, D, 100), False), (repeating(M, D, 100), True)):
         op = filled(rows)
         op.update_and_apply(rows[0])
-        assert op._collinear == collinear
-        assert bool(op._rough) != collinear  # what was made in float32 is made anew
+        assert op._sensitive == sensitive
+        assert bool(op._rough) != sensitive  # what was made in float32 is made anew
+
+
+def test_a_small_gradient_along_a_large_row_is_noticed():
+    """Not collinear by the damping's measure, but the two terms of its step cancel."""
+    rows = torch.tensor([[100.0], [0.3]])
+    op = mfac.DynamicInverseFisher(2, 1, 1.0)
+    op.update(rows[0])
+    assert oracle.error(op.update_and_apply(rows[1]), truth(rows, rows[1], 1.0)) < 1e-5
 
 
 def test_goes_back_to_float32_when_the_rows_spread_again():
     op = filled(repeating(M, D, 1))
     op.update_and_apply(repeating(M, D, 1)[0])
-    assert op._collinear
+    assert op._sensitive
     for row in mixed(2 * M, D, 1, seed=5):
         op.update_and_apply(row)
-    assert not op._collinear
+    assert not op._sensitive
     rows = mixed(2 * M, D, 1, seed=5)[M:]
     x = rows.T @ torch.randn(M)
     assert oracle.error(op @ x, truth(rows, x)) < 1e-4

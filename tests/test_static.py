@@ -10,6 +10,7 @@ import oracle
 from cases import ROWS, mixed, write
 from mfac.blocks import Run, block_runs
 from mfac.pages import Pages
+from mfac.static import _check_memory
 
 
 @pytest.fixture
@@ -166,11 +167,28 @@ def test_bad_indices_are_refused(index, message):
         mfac.StaticInverseFisher(mixed(12, 40))[index]
 
 
-def test_more_memory_than_there_is_is_refused_with_remedies(monkeypatch):
-    monkeypatch.setattr("mfac.static.available_memory", lambda device: 1000)
-    with pytest.raises(MemoryError, match=r"needs .* MiB on cpu and .* available.*a smaller block_size"):
-        mfac.StaticInverseFisher(mixed(12, 40))
-    monkeypatch.undo()
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, r"needs .* \(.* for its factors, 0.0 MiB to move .* what would fit: fewer gradients"),
+        ({"block_size": 20}, "what would fit: block_size=3"),
+        ({"block_size": 10}, "what would fit: block_size=3"),
+    ],
+)
+def test_more_memory_than_there_is_is_refused_with_what_would_fit(monkeypatch, options, message):
+    monkeypatch.setattr("mfac.static.available_memory", lambda device: 2000)
+    with pytest.raises(MemoryError, match=message):
+        mfac.StaticInverseFisher(mixed(12, 40), **options)
+    mfac.StaticInverseFisher(mixed(12, 40), block_size=3)
+
+
+def test_gradients_that_do_not_fit_where_they_should_go_are_refused_with_a_page_size(monkeypatch):
+    monkeypatch.setattr("mfac.static.available_memory", lambda device: 4000)
+    with pytest.raises(MemoryError, match=r"1.0 MiB to move the gradients there.*what would fit: page_size=9 "):
+        _check_memory([Run(0, 20_000, 1)], 2, 2**20, torch.device("meta"))
+
+
+def test_a_dense_matrix_that_does_not_fit_is_refused(monkeypatch):
     op = mfac.StaticInverseFisher(mixed(12, 40))
     monkeypatch.setattr("mfac.inverse_fisher.available_memory", lambda device: 1000)
     with pytest.raises(MemoryError, match=r"the dense 40 x 40 matrix takes .*use op @ x"):

@@ -1,5 +1,7 @@
 """Blocks of more weights than there are gradients (the full matrix among them): worked in the m x m dual."""
 
+from collections.abc import Iterator
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -72,8 +74,8 @@ class DualBlocks:
         dtype = torch.float64 if x.dtype == torch.float64 else self._dtype
         out = torch.empty_like(x)
         projected = None if self._whole_blocks else self._coefficients(self._project(x, dtype), slice(None))
-        for piece in self.run.pieces(self._columns):
-            G, local = self._load(piece), self._local(piece)
+        for piece, G in self._stream():
+            local = self._local(piece)
             part = x[local].to(dtype)
             if projected is None:
                 a = self._coefficients(products.project(G, piece.split(part), dtype), piece.blocks)
@@ -136,8 +138,7 @@ class DualBlocks:
         """
         K = torch.zeros(self.run.count, self._m, self._m, dtype=torch.float64, device=self._pages.device)
         scales = self._scale[:, None] * self._scale
-        for piece in self.run.pieces(self._columns):
-            G = self._load(piece)
+        for piece, G in self._stream():
             total = K[piece.blocks] + products.gram(G, dtype) * scales
             if self._auto and dtype == torch.float32 and not float32_holds(total, self._shift):
                 dtype = torch.float64
@@ -149,8 +150,8 @@ class DualBlocks:
 
     def _project(self, x: Float[Tensor, "n *k"], dtype: torch.dtype) -> Float[Tensor, "blocks m *k"]:
         p = torch.zeros(self.run.count, self._m, *x.shape[1:], dtype=torch.float64, device=x.device)
-        for piece in self.run.pieces(self._columns):
-            p[piece.blocks] += products.project(self._load(piece), piece.split(x[self._local(piece)]), dtype)
+        for piece, G in self._stream():
+            p[piece.blocks] += products.project(G, piece.split(x[self._local(piece)]), dtype)
         return p
 
     def _coefficients(self, p: Float[Tensor, "blocks m *k"], blocks: slice) -> Float[Tensor, "blocks m *k"]:
@@ -163,8 +164,7 @@ class DualBlocks:
     def _stream_diagonal(self) -> Float[Tensor, " n"]:
         out = torch.empty(self.run.stop - self.run.start, dtype=torch.float64, device=self._K.device)
         Linv = None if self._whitened else woodbury.inverse_factor(self._L) * self._scale
-        for piece in self.run.pieces(self._columns):
-            G = self._load(piece)
+        for piece, G in self._stream():
             if Linv is None:  # then the rows are W, and L W has G's columns again
                 squares = products.column_squares(G, None, self._dtype)
                 fisher = products.whitened_squares(self._L[piece.blocks], G, self._dtype) / self._m
@@ -191,12 +191,12 @@ class DualBlocks:
         self._whitened = True
 
     def _multiply_rows(self, lower: Float[Tensor, "blocks m m"]) -> None:
-        for piece in self.run.pieces(self._columns):
-            products.whiten_(lower[piece.blocks], self._load(piece), self._dtype)
+        for piece, G in self._stream():
+            products.whiten_(lower[piece.blocks], G, self._dtype)
             self._pages.accept_changes()
 
-    def _load(self, piece: Piece) -> Float[Tensor, "blocks m length"]:
-        return piece.split_columns(self._pages.load(piece.columns))
+    def _stream(self) -> Iterator[tuple[Piece, Float[Tensor, "blocks m length"]]]:
+        return self._pages.stream(self.run.pieces(self._columns))
 
     def _local(self, piece: Piece) -> slice:
         return slice(piece.start - self.run.start, piece.stop - self.run.start)

@@ -12,7 +12,7 @@ from mfac.dual import DualBlocks
 from mfac.inverse_fisher import InverseFisher
 from mfac.memory import available_memory, gib
 from mfac.pages import Pages
-from mfac.precision import COLLINEARITY_LIMIT, Precision, check_precision, float32_holds
+from mfac.precision import SENSITIVITY_LIMIT, Precision, check_precision, float32_holds
 from mfac.sliding import SlidingInverse
 from mfac.static import WIDE_PIECE
 
@@ -67,7 +67,7 @@ class DynamicInverseFisher(InverseFisher):
         self._inverse = SlidingInverse(num_grads, self.device)
         self._updates = 0  # how many rows were ever added by `update`
         self._rough: set[int] = set()  # rows whose products with the others were made in float32
-        self._collinear = False
+        self._sensitive = False
         self._snapshot: DualBlocks | None = None
 
     @property
@@ -112,7 +112,10 @@ class DynamicInverseFisher(InverseFisher):
         """
         k = self._updates % self._capacity
         self.update(g)
-        self._settle()
+        if self._inverse.inverse is None:  # else the update has judged already
+            self._inverse.settle()
+            self._judge(float(self._inverse.sensitivity(k)))
+        self._inverse.settle()
         dtype = self._update_dtype(g.dtype)
         coefficients = self._inverse.column(k) * self._divisor(self.num_seen)
         return products.combine(self._rows, coefficients, dtype).to(g.dtype)
@@ -146,7 +149,7 @@ class DynamicInverseFisher(InverseFisher):
             "inverse": None if inverse.inverse is None else inverse.inverse.clone(),
             "age": inverse.age,
             "rough": sorted(self._rough),
-            "collinear": self._collinear,
+            "sensitive": self._sensitive,
         }
 
     @torch.no_grad()
@@ -163,7 +166,7 @@ class DynamicInverseFisher(InverseFisher):
         self._G.copy_(rows)
         self._updates = int(state["updates"])
         self._rough = set(state["rough"])
-        self._collinear = bool(state["collinear"])
+        self._sensitive = bool(state["sensitive"])
         self._snapshot = None
         shift = self._divisor(n) * self.damping
         self._inverse.restore(state["gram"], n, shift, state["inverse"], int(state["age"]))
@@ -187,7 +190,7 @@ class DynamicInverseFisher(InverseFisher):
         column = products.project(self._G[:n], row, dtype)
         column[k] = torch.linalg.vector_norm(row, dtype=torch.float64).square()
         checks = self._inverse.stage(k, column, self._divisor(n) * self.damping)
-        square, drift, collinear = checks.tolist()
+        square, drift, sensitivity = checks.tolist()
         if not square < float("inf"):
             self._inverse.rollback()
             raise RuntimeError(
@@ -201,29 +204,23 @@ class DynamicInverseFisher(InverseFisher):
             self._rough.add(k)
         else:
             self._rough.discard(k)
-        if collinear:
-            self._judge(collinear)
+        if sensitivity:
+            self._judge(sensitivity)
 
     def _update_dtype(self, vector: torch.dtype) -> torch.dtype:
         """For products that only meet the push-through form."""
         if self._precision != "auto":
             return torch.float64 if self._precision == "float64" else torch.float32
-        needs = self._collinear or torch.float64 in (vector, self.dtype)
+        needs = self._sensitive or torch.float64 in (vector, self.dtype)
         return torch.float64 if needs else torch.float32
 
-    def _judge(self, collinear: float) -> None:
-        """Goes over to float64 where the rows have come too close to one another, and back when that is over."""
+    def _judge(self, sensitivity: float) -> None:
+        """Goes over to float64 where steps have become too sensitive for float32, and back when that is over."""
         if self._precision != "auto":
             return
-        self._collinear = not collinear < (COLLINEARITY_LIMIT / 4 if self._collinear else COLLINEARITY_LIMIT)
-        if self._collinear and self._rough:
+        self._sensitive = not sensitivity < (SENSITIVITY_LIMIT / 4 if self._sensitive else SENSITIVITY_LIMIT)
+        if self._sensitive and self._rough:
             self._polish()
-
-    def _settle(self) -> None:
-        """An inverse or a factor to solve with, from products of the precision that it needs."""
-        if self._inverse.inverse is None:
-            self._judge(float(self._inverse.settle()))
-            self._inverse.settle()
 
     def _polish(self) -> None:
         """Makes the products of the rough rows anew, in float64."""
@@ -252,7 +249,7 @@ class DynamicInverseFisher(InverseFisher):
         if self.num_seen == 0:
             return x / self.damping
         dtype = torch.float64 if x.dtype == torch.float64 else self._exact_dtype()
-        self._settle()
+        self._inverse.settle()
         a = self._inverse.solve(products.project(self._rows, x, dtype))
         return (x.to(dtype) - products.combine(self._rows, a, dtype)).div_(self.damping).to(x.dtype)
 
@@ -272,7 +269,7 @@ class DynamicInverseFisher(InverseFisher):
         self._inverse.reset(shift * self.damping)
         try:
             if self.num_seen:
-                self._settle()
+                self._inverse.settle()
         except Exception:
             self._inverse.reset(shift * old_damping)
             raise

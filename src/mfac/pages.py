@@ -1,11 +1,14 @@
 """Where the rows of G live, and how columns of them come to the device that computes."""
 
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NoReturn
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mfac.blocks import Piece
 from mfac.gradient_file import GradientFile
 
 COLUMNS = 1 << 16
@@ -30,6 +33,20 @@ class Pages:
     def in_place(self) -> bool:
         """Whether `load` gives a view of the source's own memory."""
         return isinstance(self.source, Tensor) and self.source.device == self.device
+
+    def stream(self, pieces: Iterator[Piece]) -> Iterator[tuple[Piece, Float[Tensor, "blocks m length"]]]:
+        """Every piece with its columns; while one is worked on, the next one is already being loaded."""
+        if self.in_place:
+            for piece in pieces:
+                yield piece, piece.split_columns(self.load(piece.columns))
+            return
+        with ThreadPoolExecutor(1) as pool:
+            waiting: list[tuple[Piece, Future[Tensor]]] = []
+            for piece in pieces:
+                waiting.append((piece, pool.submit(self.load, piece.columns)))
+                if len(waiting) == 2:
+                    yield _loaded(waiting)
+            yield _loaded(waiting)
 
     def load(self, columns: slice) -> Float[Tensor, "m columns"]:
         """The columns, on the device: a view where the matrix is there already, a copy where it is not."""
@@ -66,6 +83,12 @@ class Pages:
                 "the gradients were modified in place after the operator was built on them, which would make its "
                 "answers wrong; build it anew, or give it a copy (grads.clone())"
             )
+
+
+def _loaded(waiting: list[tuple[Piece, "Future[Tensor]"]]) -> tuple[Piece, Tensor]:
+    """The first of the pieces that were asked for, which nobody but the caller holds from then on."""
+    piece, future = waiting.pop(0)
+    return piece, piece.split_columns(future.result())
 
 
 def _version(source: Tensor | GradientFile) -> int | None:

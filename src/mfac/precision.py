@@ -3,7 +3,7 @@
 A product in float32 is wrong by about eps · ‖x‖/λ, and what is promised is relative to ‖F⁻¹x‖. The worst ratio of the
 two is the condition number of F, at most ‖S‖/(mλ) with S = mλI + GGᵀ. So any product is safe while eps · ‖S‖/(mλ) is
 small. The push-through step S⁻¹e_k, of a gradient that is in the window, subtracts nothing from x and needs less: its
-errors grow with the collinearity of the rows and not with their scale.
+errors grow with the `sensitivity` below, which sees how collinear the rows are and not how large.
 """
 
 from typing import Literal
@@ -18,9 +18,9 @@ PRECISIONS = ("auto", "float32", "float64")
 EPS32 = 2.0**-24
 # Chosen so that float32 stays below a relative error of 1e-4, the promise, with a margin of two.
 PRODUCT_TOLERANCE = 5e-5
-# The collinearity max_k S_kk [S⁻¹]_kk is 1 for orthogonal rows and 1e4 for rows that repeat one another to 1 %; the
-# relative error of a float32 step is about 2.4e-6 times it, measured over scales and kinds of rows.
-COLLINEARITY_LIMIT = 20.0
+# The relative error of a float32 step is at most some 2.5e-6 times its sensitivity, measured over scales and kinds of
+# rows; the sensitivity is 1 for orthogonal rows and 1e4 for rows that repeat one another to 1 %.
+SENSITIVITY_LIMIT = 20.0
 
 
 def check_precision(precision: str) -> None:
@@ -35,6 +35,21 @@ def float32_holds(K: Float[Tensor, "*blocks m m"], shift: float) -> bool:
     return bool(EPS32 * norm <= PRODUCT_TOLERANCE * shift)
 
 
-def collinearity(S_diagonal: Float[Tensor, " m"], inverse_diagonal: Float[Tensor, " m"]) -> Float[Tensor, ""]:
-    """max_k S_kk [S⁻¹]_kk: by how much the other rows explain row k, at worst; at least 1."""
-    return (S_diagonal * inverse_diagonal).max()
+def sensitivity(
+    K: Float[Tensor, "n n"],
+    shift: float,
+    inverse_diagonal: Float[Tensor, " n"],
+    c: Float[Tensor, " n"],
+    Kc: Float[Tensor, " n"],
+) -> Float[Tensor, ""]:
+    """By how much relative errors of products with G can grow in the step Gᵀc, c = S⁻¹e_k; 1 for orthogonal rows.
+
+    The geometric mean of two things: the collinearity max_i S_ii [S⁻¹]_ii, by which errors of K grow in c, and
+    Σ c_i² ‖g_i‖² / ‖Gᵀc‖², by which the terms of Gᵀc cancel.
+    """
+    squares = K.diagonal()
+    collinearity = ((squares + shift) * inverse_diagonal).max()
+    terms, total = squares @ c.square(), c @ Kc
+    # Terms that are all zero have nothing to cancel; a sum that rounding made negative has cancelled in full.
+    cancellation = torch.where(terms > 0, terms / total.clamp_min(torch.finfo(torch.float64).tiny), 1.0)
+    return (collinearity * cancellation).sqrt()

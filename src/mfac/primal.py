@@ -36,8 +36,8 @@ class PrimalBlocks:
     ) -> Float[Tensor, "blocks b b"]:
         """G_bᵀ C G_b of every block, each piece in float32 where that is safe (`auto`) or in `dtype`."""
         fisher = torch.empty(run.count, run.length, run.length, dtype=torch.float64, device=pages.device)
-        for piece in run.pieces(max(columns, run.length)):
-            G = piece.split_columns(pages.load(piece.columns)).transpose(1, 2)
+        for piece, rows in pages.stream(run.pieces(max(columns, run.length))):
+            G = rows.transpose(1, 2)
             fisher[piece.blocks] = _weighted_gram(G, weights, dtype)
             if auto and dtype == torch.float32 and not float32_holds(fisher[piece.blocks], damping):
                 fisher[piece.blocks] = _weighted_gram(G, weights, torch.float64)

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mfac import woodbury
-from mfac.precision import collinearity
+from mfac.precision import sensitivity
 
 # A replacement whose own correction is larger than this is not trusted: the inverse is made anew.
 DRIFT_LIMIT = 1e-6
@@ -70,7 +70,7 @@ class SlidingInverse:
 
         Returns:
             What tells whether to commit, in one tensor so that it costs one host sync: the new row's squared norm, the
-            drift of the updated inverse, and its collinearity (both zero where no inverse is held).
+            drift of the updated inverse, and the sensitivity of S⁻¹e_k (both zero where no inverse is held).
         """
         n = len(column)
         staged = self._staged = _Staged(k, self.size, self.shift, self.K[k, :n].clone())
@@ -83,11 +83,13 @@ class SlidingInverse:
         if self._spare is None:
             self._spare = torch.empty_like(self._P)
         updated = woodbury.replace(self._P, k, column, shift, out=self._spare)
-        correction = updated @ self._residual(k, updated[k])
-        staged.refined = updated[k] + correction
+        c = updated[k]
+        Kc = self.K @ c
+        correction = updated @ self._residual(k, c, Kc)
+        staged.refined = c + correction
         diagonal = self.K.diagonal() + shift
         drift = (diagonal @ correction.square() / (diagonal @ staged.refined.square())).sqrt()
-        return torch.stack((column[k], drift, collinearity(diagonal, updated.diagonal())))
+        return torch.stack((column[k], drift, sensitivity(self.K, shift, updated.diagonal(), c, Kc)))
 
     def commit(self, drift: float) -> None:
         """Keeps what was staged; with the updated inverse, unless that has drifted or is due to be made anew."""
@@ -116,14 +118,18 @@ class SlidingInverse:
             self._L = woodbury.factor(self.K[: self.size, : self.size], self.shift)
         return self._L
 
-    def settle(self) -> Float[Tensor, ""]:
-        """Makes sure that there is something to solve with, and tells the collinearity of the rows."""
+    def settle(self) -> None:
+        """Makes sure that there is something to solve with."""
         if self._P is None and self.size == len(self.K):
             self._P, self.age = torch.cholesky_inverse(self.factor()), 0
-        diagonal = self.K.diagonal()[: self.size] + self.shift
-        if self._P is not None:
-            return collinearity(diagonal, self._P.diagonal())
-        return collinearity(diagonal, self.factor().diagonal().square().reciprocal())
+        elif self._P is None:
+            self.factor()
+
+    def sensitivity(self, k: int) -> Float[Tensor, ""]:
+        """By how much errors of products with the window can grow in the step S⁻¹e_k; at least 1."""
+        K, c = self.K[: self.size, : self.size], self.column(k)
+        known = self.factor().diagonal().square().reciprocal() if self._P is None else self._P.diagonal()
+        return sensitivity(K, self.shift, known, c, K @ c)
 
     def solve(self, b: Float[Tensor, "n *k"]) -> Float[Tensor, "n *k"]:
         """S⁻¹ b."""
@@ -140,11 +146,11 @@ class SlidingInverse:
             unit = torch.zeros(self.size, dtype=torch.float64, device=self.K.device)
             unit[k] = 1
             return woodbury.solve(self.factor(), unit)
-        return self._P[k] + self._P @ self._residual(k, self._P[k])
+        c = self._P[k]
+        return c + self._P @ self._residual(k, c, self.K @ c)
 
-    def _residual(self, k: int, c: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
+    def _residual(self, k: int, c: Float[Tensor, " m"], Kc: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
         """e_k − S c."""
-        r = self.K @ c
-        r.add_(c, alpha=self.shift).neg_()
+        r = torch.add(Kc, c, alpha=self.shift).neg_()
         r[k] += 1
         return r

@@ -192,13 +192,20 @@ def _check_memory(runs: list[Run], m: int, moved: int, device: torch.device) -> 
     """What stays allocated: two m x m matrices a dual block, one B x B a primal one, and G where it must move."""
     squares = sum(run.count * (run.length**2 if run.length <= m else 2 * m * m) for run in runs)
     needed, available = 8 * squares + moved, available_memory(device)
-    if available is not None and needed > available:
-        raise MemoryError(
-            f"the operator needs {gib(needed)} on {device} and {gib(available)} are available: {gib(8 * squares)} for "
-            f"the factors of {sum(run.count for run in runs)} blocks with {m} gradients"
-            + (f", {gib(moved)} for the gradients (page_size= leaves them where they are)" if moved else "")
-            + "; a smaller block_size (below the number of gradients), fewer gradients or block_size=None need less"
+    if available is None or needed <= available:
+        return
+    remedies = []
+    if moved > available // 2:
+        remedies.append(
+            f"page_size={max(1, available // 8 * runs[-1].stop // moved)} (leaves the gradients where they are)"
         )
+    if 8 * squares > available // 2:
+        fits = max(1, available // 2 // (8 * runs[-1].stop))
+        remedies.append(f"block_size={fits}" if fits <= m and len(runs) + runs[0].count > 2 else "fewer gradients")
+    raise MemoryError(
+        f"the operator needs {gib(needed)} on {device} ({gib(8 * squares)} for its factors, {gib(moved)} to move the "
+        f"gradients there) and {gib(available)} are available; what would fit: {', '.join(remedies)}"
+    )
 
 
 def _check_finite(fisher: Tensor, pages: Pages) -> None:
