@@ -25,11 +25,10 @@ import torch
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from models import Case, bert, cross_entropy, resnet20
-
 from mfac import row_sinks
 from mfac.batches import cut
 from mfac.gradients import collect_gradients
+from models import Case, bert, cross_entropy, resnet20
 
 SAMPLES = 512
 BATCH = 128

@@ -197,7 +197,7 @@ class DynamicInverseFisher(InverseFisher):
                 f"the gradient is not finite (its squared norm in {row.dtype} is {square}), and would spoil the window "
                 f"for {self._capacity} updates; the window is as it was: skip this step, or lower the learning rate"
             )
-        self._inverse.commit(drift)
+        self._inverse.commit(drift, sensitivity)
         self._G[k] = row
         self._snapshot = None
         if dtype == torch.float32:

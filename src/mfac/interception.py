@@ -172,8 +172,9 @@ def _attention_outside(
     query: Float[Tensor, "c b h t e"], key: Tensor, value: Tensor, mask: Tensor | None, rest: Any, options: Any
 ) -> Tensor:
     c, b = query.shape[:2]
-    folded = [_fold(tensor, c, 4) for tensor in (query, key, value)]
-    y = F.scaled_dot_product_attention(*folded, None if mask is None else _fold(mask, c, 4), *rest, **options)
+    folded = [None if tensor is None else _fold(tensor, c, 4) for tensor in (query, key, value, mask)]
+    attention: Any = F.scaled_dot_product_attention
+    y: Tensor = attention(*folded, *rest, **options)
     return y.unflatten(0, (c, b))
 
 

@@ -110,7 +110,7 @@ def _choose(model: nn.Module, params: Params) -> dict[str, Tensor]:
     """The chosen parameters, {name: parameter}, in the model's order."""
     every = dict(model.named_parameters())
     if params is None:
-        chosen = {name: tensor for name, tensor in every.items() if tensor.requires_grad}
+        chosen: dict[str, Tensor] = {name: tensor for name, tensor in every.items() if tensor.requires_grad}
         if not chosen:
             raise ValueError("the model has no trainable parameter; call requires_grad_(True) on those you want")
         return chosen

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from mfac.batches import Batch, map_tensors, sample_tensors, with_sample_tensors
+from mfac.batches import Batch, sample_tensors, with_sample_tensors
 from mfac.interception import BranchError, Interception
 from mfac.layout import ParameterLayout
 from mfac.weight_gradients import RowWriter
@@ -122,7 +122,7 @@ class MappedGradients:
         for side in (taken, ~taken):
             part = side.nonzero().squeeze(1)
             index = part if writer.index is None else writer.index[part]
-            samples = map_tensors(batch, lambda t, i=part: t.index_select(0, i) if t.ndim else t)
+            samples = with_sample_tensors(batch, [tensor.index_select(0, part) for tensor in sample_tensors(batch)])
             filled = self.fill(samples, writer.rows, writer.zeroed, index)
             losses[part] = filled.losses.to(losses.dtype)
             is_finite &= filled.is_finite

@@ -9,8 +9,11 @@ from torch import Tensor
 from mfac import woodbury
 from mfac.precision import sensitivity
 
-# A replacement whose own correction is larger than this is not trusted: the inverse is made anew.
+# One refinement squares the relative error, and a step multiplies what is left by its sensitivity. A product with any
+# vector subtracts nearly all of it again, and needs what a Cholesky gives. Beyond these the inverse is made anew.
 DRIFT_LIMIT = 1e-6
+STEP_ERROR = 1e-8
+SOLVE_DRIFT = 1e-8
 LEAST_REFRESH = 64
 
 
@@ -91,13 +94,14 @@ class SlidingInverse:
         drift = (diagonal @ correction.square() / (diagonal @ staged.refined.square())).sqrt()
         return torch.stack((column[k], drift, sensitivity(self.K, shift, updated.diagonal(), c, Kc)))
 
-    def commit(self, drift: float) -> None:
+    def commit(self, drift: float, sensitivity: float) -> None:
         """Keeps what was staged; with the updated inverse, unless that has drifted or is due to be made anew."""
         assert self._staged is not None
         staged, self._staged = self._staged, None
         self._L = self._column = None
         self.age += 1
-        if staged.refined is not None and drift <= DRIFT_LIMIT and self.age < max(len(self.K), LEAST_REFRESH):
+        trusted = drift <= DRIFT_LIMIT and drift**2 * sensitivity <= STEP_ERROR  # False for NaN
+        if staged.refined is not None and trusted and self.age < max(len(self.K), LEAST_REFRESH):
             self._P, self._spare = self._spare, self._P
             self._column = (staged.k, staged.refined)
         else:
@@ -133,21 +137,24 @@ class SlidingInverse:
 
     def solve(self, b: Float[Tensor, "n *k"]) -> Float[Tensor, "n *k"]:
         """S⁻¹ b."""
-        if self._P is None:
+        if self._P is None or self._L is not None:
             return woodbury.solve(self.factor(), b)
         a = self._P @ b
-        return a + self._P @ (b - self.shift * a - self.K @ a)
+        correction = self._P @ (b - self.shift * a - self.K @ a)
+        diagonal = self.K.diagonal() + self.shift
+        drift = (diagonal @ correction.square()).max() / (diagonal @ a.square()).min()
+        if not float(drift) <= SOLVE_DRIFT**2:
+            self._P = None  # what one refinement cannot mend; the next `settle` makes it anew
+            return woodbury.solve(self.factor(), b)
+        return a + correction
 
     def column(self, k: int) -> Float[Tensor, " n"]:
         """S⁻¹ e_k."""
         if self._column is not None and self._column[0] == k:
             return self._column[1]
-        if self._P is None:
-            unit = torch.zeros(self.size, dtype=torch.float64, device=self.K.device)
-            unit[k] = 1
-            return woodbury.solve(self.factor(), unit)
-        c = self._P[k]
-        return c + self._P @ self._residual(k, c, self.K @ c)
+        unit = torch.zeros(self.size, dtype=torch.float64, device=self.K.device)
+        unit[k] = 1
+        return self.solve(unit)
 
     def _residual(self, k: int, c: Float[Tensor, " m"], Kc: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
         """e_k − S c."""

@@ -131,7 +131,7 @@ class Linear(Function):
         return F.linear(x, W, b)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """The gradient of x; those of W and b go into the rows."""
         x, W = ctx.saved_tensors
@@ -155,7 +155,7 @@ class Embedding(Function):
         return F.embedding(index, W)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[None, ...]:
         """The gradient of W goes into the rows; that of the padding entry is zero."""
         (index,) = ctx.saved_tensors
@@ -182,7 +182,7 @@ class Convolution(Function):
         return y.unflatten(0, x.shape[:2])
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """The gradient of x; those of W and b go into the rows."""
         x, W = ctx.saved_tensors
