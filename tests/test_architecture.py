@@ -12,7 +12,8 @@ ROOT = Path(mfac.__file__).parent
 # Each room may import those of the rows above it, and its own row's for what stands before it.
 LAYERS = [
     ["woodbury", "products", "reference", "memory", "gradient_file", "layout", "progress"],
-    ["precision", "pages", "blocks"],
+    ["precision", "blocks"],
+    ["pages"],
     ["sliding", "dual", "primal", "inverse_fisher"],
     ["static", "gradients"],
     ["dynamic"],

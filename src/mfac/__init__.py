@@ -3,9 +3,20 @@
 from mfac.blocks import FisherBlocks
 from mfac.dynamic import DynamicInverseFisher
 from mfac.gradient_file import GradientFile
+from mfac.gradients import accumulate_fisher, collect_gradients, criterion_loss, model_loss
 from mfac.inverse_fisher import InverseFisher
 from mfac.static import StaticInverseFisher
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["DynamicInverseFisher", "FisherBlocks", "GradientFile", "InverseFisher", "StaticInverseFisher"]
+__all__ = [
+    "DynamicInverseFisher",
+    "FisherBlocks",
+    "GradientFile",
+    "InverseFisher",
+    "StaticInverseFisher",
+    "accumulate_fisher",
+    "collect_gradients",
+    "criterion_loss",
+    "model_loss",
+]

@@ -14,7 +14,7 @@ from torch.autograd.function import Function
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from mfac.weight_gradients import Convolution, Embedding, Linear, RowWriter, Target
+from mfac.gradients.weight_gradients import Convolution, Embedding, Linear, RowWriter, Target
 
 
 class BranchError(Exception):

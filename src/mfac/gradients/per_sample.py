@@ -16,10 +16,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from mfac.batches import Batch, sample_tensors, with_sample_tensors
-from mfac.interception import BranchError, Interception
+from mfac.gradients.batches import Batch, sample_tensors, with_sample_tensors
+from mfac.gradients.interception import BranchError, Interception
+from mfac.gradients.weight_gradients import RowWriter
 from mfac.layout import ParameterLayout
-from mfac.weight_gradients import RowWriter
 
 LossFn = Callable[[Any, Any], Tensor]
 

@@ -53,9 +53,10 @@ def map_tensors(batch: Batch, change: Callable[[Tensor], Any]) -> Batch:
 
 def tensors(batch: Batch) -> list[Tensor]:
     """Every tensor in the batch, in the order of `map_tensors`."""
-    found: list[Tensor] = []
-    map_tensors(batch, found.append)
-    return found
+    if isinstance(batch, Tensor):
+        return [batch]
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    return [tensor for part in parts for tensor in tensors(part)]
 
 
 def sample_tensors(batch: Batch) -> list[Tensor]:

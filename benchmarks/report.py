@@ -1,0 +1,133 @@
+"""Puts the committed results into docs/benchmarks.md: tables between its markers, and the plots beside it."""
+
+import json
+import re
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+from timing import RESULTS
+
+PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+IMAGES = PAGE.parent / "images"
+
+
+def load(name):
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def table(heads, rows):
+    lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join(["---"] * len(heads)) + " |"]
+    return "\n".join(lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows])
+
+
+def measured_on(record):
+    env = record["environment"]
+    return (
+        f"`{record['command']}`, {env['date']}: {env['processor']}, {env['threads']} threads, {env['memory_gib']} GiB, "
+        f"torch {env['torch']}, Python {env['python']}."
+    )
+
+
+def seconds(value):
+    return f"{value:.3g} s" if value >= 1 else f"{1e3 * value:.3g} ms"
+
+
+def static():
+    record = load("static")
+    rows = [
+        [
+            f"{row['d']:,}",
+            row["m"],
+            row.get("block_size", "full"),
+            seconds(row["ours_s"]),
+            seconds(row["paper_s"]),
+            f"**{row['times_faster_than_algorithm_3']:.1f}**",
+            f"{row['of_the_flop_limit']:.2f}" if "of_the_flop_limit" in row else "",
+            f"{row['float64_of_the_flop_limit']:.2f}" if "float64_of_the_flop_limit" in row else "",
+        ]
+        for row in record["rows"]
+    ]
+    heads = ["d", "m", "block", "mfac", "Algorithm 3", "times faster", "of the flop limit", "the same in float64"]
+    return table(heads, rows) + "\n\n" + measured_on(record)
+
+
+def dynamic():
+    record = load("dynamic")
+    rows = [
+        [
+            f"{row['d']:,}",
+            row["m"],
+            row["passes"],
+            seconds(row["ours_s"]),
+            seconds(row["two_passes_s"]),
+            f"**{row['of_two_bare_passes']:.2f}**",
+            seconds(row["paper_s"]),
+            f"**{row['times_faster_than_algorithms_1_and_2']:.1f}**",
+        ]
+        for row in record["rows"]
+    ]
+    heads = ["d", "m", "passes in", "mfac", "two bare passes", "ratio", "Algorithms 1 and 2", "times faster"]
+    return table(heads, rows) + "\n\n" + measured_on(record)
+
+
+def scaling():
+    record = load("scaling")
+    kinds = ["set_up_and_diagonal", "product", "update_and_apply"]
+    rows = [
+        [f"{row['d']:,}", *(f"{seconds(row[f'{kind}_s'])} ({row[f'{kind}_ns_a_weight']:.0f} ns)" for kind in kinds)]
+        for row in record["rows"]
+    ]
+    _plot_scaling(record["rows"], kinds)
+    heads = ["d", "set-up and diagonal (a weight)", "product", "update_and_apply"]
+    return table(heads, rows) + "\n\n![time against d](images/scaling.png)\n\n" + measured_on(record)
+
+
+def _plot_scaling(rows, kinds):
+    figure, axes = plt.subplots(figsize=(6.5, 4.2), layout="constrained")
+    d = [row["d"] for row in rows]
+    for kind, style in zip(kinds, ("o-", "s--", "^:"), strict=True):
+        axes.loglog(d, [row[f"{kind}_s"] for row in rows], style, label=kind.replace("_", " "))
+    first = rows[0]["product_s"]
+    axes.loglog(d, [first * x / d[0] for x in d], color="gray", linewidth=0.8, label="linear")
+    axes.set(xlabel="weights d", ylabel="seconds", title="Cost against the number of weights, m = 64, float32")
+    axes.legend()
+    figure.savefig(IMAGES / "scaling.png", dpi=140)
+
+
+def pages():
+    record = load("pages")
+    rows = [
+        [
+            f"{row['d']:,}",
+            row["m"],
+            f"{row['gib_on_disk']} GiB",
+            seconds(row["disk_s"]),
+            seconds(row["memory_s"]),
+            f"**{row['of_the_time_in_memory']:.2f}**",
+            f"**{row['peak_resident_gib']:.2f} GiB**",
+            f"{row['peak_resident_in_memory_gib']:.2f} GiB",
+        ]
+        for row in record["rows"]
+    ]
+    heads = ["d", "m", "on disk", "from disk", "in memory", "ratio", "peak resident", "peak, all in memory"]
+    return table(heads, rows) + "\n\n" + measured_on(record)
+
+
+def main():
+    IMAGES.mkdir(exist_ok=True)
+    text = PAGE.read_text()
+    for name, make in (("static", static), ("dynamic", dynamic), ("scaling", scaling), ("pages", pages)):
+        marked = re.compile(rf"<!-- {name} -->\n.*?<!-- /{name} -->", re.DOTALL)
+        assert marked.search(text), f"{PAGE} has no place for {name}"
+        made = f"<!-- {name} -->\n{make()}\n<!-- /{name} -->"
+        text = text.replace(marked.search(text)[0], made)
+    PAGE.write_text(text)
+    print(f"wrote {PAGE}")
+
+
+if __name__ == "__main__":
+    main()

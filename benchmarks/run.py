@@ -1,0 +1,19 @@
+"""Every benchmark, one after the other, each in a process of its own; then the page that shows them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SCRIPTS = ["bench_dynamic", "bench_static", "bench_scaling", "bench_pages", "bench_gradients"]
+
+
+def main():
+    for number, script in enumerate(SCRIPTS, 1):
+        print(f"[{number} of {len(SCRIPTS)}] {script}", flush=True)
+        subprocess.run([sys.executable, HERE / f"{script}.py"], check=True)
+    subprocess.run([sys.executable, HERE / "report.py"], check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""The run behind every collector: batches in, rows into a sink, all of them finite, as many as asked."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mfac.gradients.batches import Batch, aligned, cut, move, num_samples, numbered
+from mfac.gradients.fillers import BatchFiller, Plan, SampleFiller, Task
+from mfac.gradients.losses import OutputFn, SampleFn, sampled_loss
+from mfac.gradients.model_state import evaluation
+from mfac.gradients.per_sample import Filled, LossFn
+from mfac.gradients.row_sinks import RowSink
+from mfac.layout import ParameterLayout
+from mfac.progress import row_progress
+
+Filler = BatchFiller | SampleFiller
+
+
+@dataclass(frozen=True)
+class Collection:
+    """How rows are collected: the arguments that every collector shares, checked.
+
+    Raises:
+        ValueError: one of them does not fit.
+    """
+
+    num_grads: int
+    per_sample: bool
+    fisher: str
+    method: str
+    chunk_size: int | None
+    cycle: bool
+    progress: bool | None
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.num_grads, int) or isinstance(self.num_grads, bool) or self.num_grads < 1:
+            raise ValueError(f"num_grads must be a positive int, not {self.num_grads!r}")
+        if self.fisher not in ("empirical", "sampled"):
+            raise ValueError(f'fisher must be "empirical" or "sampled", not {self.fisher!r}')
+        if self.method not in ("auto", "vmap", "loop"):
+            raise ValueError(f'method must be "auto", "vmap" or "loop", not {self.method!r}')
+        if self.chunk_size is not None and (not isinstance(self.chunk_size, int) or self.chunk_size < 1):
+            raise ValueError(f"chunk_size must be a positive int or None (what fits), not {self.chunk_size!r}")
+
+    def task(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        layout: ParameterLayout,
+        sample_fn: SampleFn | None,
+        output_fn: OutputFn | None,
+    ) -> Task:
+        """What each row is the gradient of.
+
+        Raises:
+            ValueError: the loss function is a bare criterion, or labels cannot be drawn.
+        """
+        if type(loss_fn).__module__ == "torch.nn.modules.loss":
+            name = type(loss_fn).__name__
+            raise ValueError(
+                f"loss_fn is called as loss_fn(model, batch), and {name} takes outputs and targets; "
+                f"pass mfac.criterion_loss({name}()) for batches (inputs, targets)"
+            )
+        draw = None
+        if self.fisher == "sampled":
+            loss_fn, draw = sampled_loss(loss_fn, sample_fn, output_fn)
+        elif sample_fn is not None or output_fn is not None:
+            raise ValueError(
+                'sample_fn and output_fn draw labels, which only fisher="sampled" does; say so or drop them'
+            )
+        return Task(model, loss_fn, layout, draw, self.seed)
+
+    def filler(self, task: Task) -> Filler:
+        """What fills the rows of a run that starts and ends here."""
+        measure = not torch.are_deterministic_algorithms_enabled()
+        return self._filler(task, None, measure)
+
+    def resumable_filler(self, task: Task, plan: Plan | None) -> Filler:
+        """What fills the rows of a run that may go on from an earlier one: two such runs give the same bits."""
+        return self._filler(task, plan, measure=False)
+
+    def _filler(self, task: Task, plan: Plan | None, measure: bool) -> Filler:
+        if not self.per_sample:
+            return BatchFiller(task)
+        return SampleFiller(task, self.method, self.chunk_size, plan, measure)
+
+    def run(self, task: Task, batches: Iterable[Batch], begin: Callable[[Batch], tuple[RowSink, Filler]]) -> None:
+        """Fills the sink that `begin` gives when it is shown the first batch.
+
+        Raises:
+            ValueError: too few batches.
+            RuntimeError: a loss or a gradient that is not finite; the rows before it are in the sink.
+        """
+        with evaluation(task.model):
+            stream = numbered(batches, self.cycle)
+            head = list(itertools.islice(stream, 1))
+            if not head:
+                raise ValueError("batches is empty; at least one batch is needed")
+            sink, filler = begin(head[0][1])
+            if sink.done >= self.num_grads:
+                return
+            with row_progress(self.num_grads, sink.done, self.progress) as advance:
+                for chunk in self._chunks(itertools.chain(head, stream), filler):
+                    if chunk.stop > sink.done:
+                        advance(_add_rows(task, filler, sink, chunk))
+
+    def _chunks(self, stream: Iterator[tuple[int, Batch]], filler: Filler) -> Iterator["_Chunk"]:
+        """Cuts the batches; the cuts do not depend on where a run was interrupted."""
+        row, index = 0, -1
+        for index, batch in stream:
+            count = num_samples(batch, index) if isinstance(filler, SampleFiller) else 1
+            start = 0
+            while start < count and row < self.num_grads:
+                if isinstance(filler, SampleFiller):
+                    length = min(filler.chunk_length(row), count - start, self.num_grads - row)
+                    yield _Chunk(index, cut(batch, start, start + length), start, row, length)
+                else:
+                    length = 1
+                    yield _Chunk(index, batch, None, row, 1)
+                start, row = start + length, row + length
+            if row == self.num_grads:
+                return
+        found = f"{row} samples in {index + 1} batches" if self.per_sample else f"{row} batches"
+        raise ValueError(
+            f"num_grads={self.num_grads} rows were asked for and batches gave only {found}; "
+            "pass more data, a smaller num_grads, or cycle=True to go through it again"
+        )
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """`count` rows from `row` on: one of a whole batch, or those of its samples from `sample` on."""
+
+    index: int
+    batch: Batch
+    sample: int | None
+    row: int
+    count: int
+
+    @property
+    def stop(self) -> int:
+        return self.row + self.count
+
+    def name(self, position: int) -> str:
+        """For messages."""
+        return (
+            f"batch {self.index}" if self.sample is None else f"sample {self.sample + position} of batch {self.index}"
+        )
+
+
+def _add_rows(task: Task, filler: Filler, sink: RowSink, chunk: _Chunk) -> int:
+    """Fills the rows of a chunk that the sink does not have, and returns how many they are."""
+    known = sink.done - chunk.row
+    room, zeroed = sink.room(chunk.count - known)
+    # A chunk that was half written is done again as a whole: the same chunk gives the same bits.
+    rows = room if known == 0 else room.new_empty(chunk.count, room.shape[1])
+    batch = aligned(move(chunk.batch, task.layout.device) if task.on_one_device else chunk.batch)
+    filled = filler.fill(batch, rows, chunk.row, zeroed and known == 0)
+    bad = _first_not_finite(filled, rows)
+    if known:
+        room.copy_(rows[known:])
+    sink.take((chunk.count if bad is None else bad) - known)
+    if bad is not None:
+        loss = filled.losses[bad].item()
+        what = "gradient" if math.isfinite(loss) else f"loss ({loss})"
+        raise RuntimeError(
+            f"the {what} of {chunk.name(bad)} is not finite; the {sink.done} rows before it are good. Look at that "
+            f"batch and at the scale of the loss, or use a dtype of wider range than {rows.dtype}"
+        )
+    return chunk.count - known
+
+
+def _first_not_finite(filled: Filled, rows: Float[Tensor, "c d"]) -> int | None:
+    """The position of the first row that has a loss or a number that is not finite."""
+    if filled.is_finite:
+        return None
+    for position, (loss, row) in enumerate(zip(filled.losses, rows, strict=True)):
+        if not math.isfinite(loss.item()) or not bool(torch.isfinite(row).all()):
+            return position
+    return None
+
+
+def describe(loss_fn: Any) -> str:
+    """A name for a loss function that is the same in the next process."""
+    name: str = getattr(loss_fn, "__qualname__", "") or repr(loss_fn)
+    return type(loss_fn).__name__ if " at 0x" in name else name

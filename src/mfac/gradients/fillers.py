@@ -1,0 +1,227 @@
+"""Rows filled from batches: one a batch, or one a sample by the faster of two methods that both give the same row."""
+
+import time
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mfac.gradients.batches import Batch, cut
+from mfac.gradients.losses import SampleFn
+from mfac.gradients.model_state import seeded
+from mfac.gradients.per_sample import Filled, LossFn, MappedGradients, loop_gradient
+from mfac.layout import ParameterLayout
+from mfac.memory import available_memory
+
+STAGING_BYTES = 256 * 2**20
+ACTIVATION_BYTES = 96 * 2**20
+FIRST_CHUNK = 8
+LARGEST_CHUNK = 128
+
+
+@dataclass
+class Task:
+    """What a row is the gradient of; `draw` replaces the labels of a batch where they are to be sampled."""
+
+    model: nn.Module
+    loss_fn: LossFn
+    layout: ParameterLayout
+    draw: SampleFn | None
+    seed: int
+
+    @cached_property
+    def on_one_device(self) -> bool:
+        """Whether batches can be moved to where the model is: a model on several devices moves them itself."""
+        return all(tensor.device == self.layout.device for tensor in self.layout.tensors)
+
+    def labelled(self, batch: Batch, row: int) -> Batch:
+        """The batch that the loss is given."""
+        if self.draw is None:
+            return batch
+        with torch.no_grad(), seeded(self._seed(2 * row + 1), self.layout.device):
+            return self.draw(self.model, batch)
+
+    def loop(self, batch: Batch, out: Float[Tensor, "d"], row: int) -> Filled:
+        """Fills one row."""
+        with seeded(self._seed(2 * row), self.layout.device):
+            return loop_gradient(self.model, self.loss_fn, self.layout, batch, out)
+
+    def mapped(self, mapping: MappedGradients, batch: Batch, out: Tensor, row: int, zeroed: bool) -> Filled:
+        """Fills the rows of a chunk."""
+        with seeded(self._seed(2 * row), self.layout.device):
+            return mapping.fill(batch, out, zeroed)
+
+    def _seed(self, number: int) -> int:
+        return (self.seed * 0x9E3779B97F4A7C15 + number) % 2**63
+
+
+@dataclass
+class Plan:
+    """How samples become rows: the method ("vmap" or "loop") and the lengths of the first chunk and of the others.
+
+    Rounding may differ between methods and lengths, so a run that is resumed goes by the plan that it began with.
+    """
+
+    method: str
+    first: int
+    others: int
+
+
+class BatchFiller:
+    """One row a batch."""
+
+    plan: Plan | None = None
+
+    def __init__(self, task: Task):
+        self.task = task
+
+    def fill(self, batch: Batch, out: Float[Tensor, "1 d"], row: int, zeroed: bool) -> Filled:
+        """Writes the row."""
+        return self.task.loop(self.task.labelled(batch, row), out[0], row)
+
+
+class SampleFiller:
+    """One row a sample, a chunk of samples at a time.
+
+    Args:
+        task: what the rows are gradients of.
+        method: "vmap", "loop", or "auto": vmap, unless an operation cannot be mapped or the loop is faster.
+        chunk_size: samples in a chunk; None: what keeps a chunk within a fixed amount of memory.
+        plan: the plan of a run that is gone on with.
+        measure: where it is not clear which method is faster, time both; else go by the length of the chunks, so that
+            every run makes the same choice.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        method: str = "auto",
+        chunk_size: int | None = None,
+        plan: Plan | None = None,
+        measure: bool = False,
+    ):
+        self.task = task
+        self.measure = measure
+        self.method = method
+        self.chunk_size = chunk_size
+        self.plan = plan
+        self._mapping = MappedGradients(task.model, task.loss_fn, task.layout)
+        self._staging = torch.empty(0, task.layout.full_dim, dtype=task.layout.dtype, device=task.layout.device)
+        self._warned = False
+        self._undecided = False
+
+    def chunk_length(self, row: int) -> int:
+        """How many samples the chunk that starts at this row has."""
+        if self.plan is not None:
+            return self.plan.first if row == 0 else self.plan.others
+        return self.chunk_size or max(1, min(FIRST_CHUNK, self._budget() // self._row_bytes))
+
+    def fill(self, batch: Batch, out: Float[Tensor, "c d"], row: int, zeroed: bool) -> Filled:
+        """Writes the rows of a chunk."""
+        batch = self.task.labelled(batch, row)
+        if self.plan is None:
+            return self._fill_first(batch, out, row, zeroed)
+        if self.plan.method == "loop":
+            return self._loop(batch, out, row)
+        start = time.perf_counter()
+        try:
+            filled = self._map(batch, out, row, zeroed)
+        except Exception as error:
+            return self._fall_back(batch, out, row, error)
+        if self._undecided:
+            self._wait()
+            self._decide(batch, out, row, time.perf_counter() - start)
+        return filled
+
+    def _fill_first(self, batch: Batch, out: Tensor, row: int, zeroed: bool) -> Filled:
+        """Fills the chunk and plans the others."""
+        first = len(out) if self.chunk_size is None else self.chunk_size
+        self.plan = Plan("loop", first, first)
+        if self.method == "loop" or first == 1:
+            return self._loop(batch, out, row)
+        try:
+            filled = self._map(batch, out, row, zeroed)
+        except Exception as error:
+            return self._fall_back(batch, out, row, error)
+        others = self.chunk_size or self._others(staged=not (zeroed and self._is_direct(out)))
+        is_clear = self.method == "vmap" or self._mapping.is_plain
+        if not is_clear and not self.measure and others < FIRST_CHUNK:
+            return self._loop(batch, out, row)
+        self._undecided = self.measure and not is_clear
+        self.plan = Plan("vmap", first, others)
+        return filled
+
+    def _decide(self, batch: Batch, out: Tensor, row: int, seconds: float) -> None:
+        """Goes over to the loop if that takes less time for a chunk than mapping has: two samples tell."""
+        self._undecided = False
+        spare = torch.empty_like(out[0])
+        single = cut(batch, 0, 1)
+        self.task.loop(single, spare, row)
+        self._wait()
+        start = time.perf_counter()
+        for _ in range(2):
+            self.task.loop(single, spare, row)
+        self._wait()
+        loop_seconds = (time.perf_counter() - start) / 2 * len(out)
+        if self.plan is not None and seconds > 1.05 * loop_seconds:
+            self.plan.method = "loop"
+
+    def _map(self, batch: Batch, out: Tensor, row: int, zeroed: bool) -> Filled:
+        layout = self.task.layout
+        if self._is_direct(out):
+            return self.task.mapped(self._mapping, batch, out, row, zeroed)
+        if len(self._staging) < len(out):
+            self._staging = self._staging.new_empty(len(out), layout.full_dim)
+        full = self._staging[: len(out)]
+        filled = self.task.mapped(self._mapping, batch, full, row, False)
+        layout.compress(full, out)
+        return filled._replace(is_finite=filled.is_finite and torch.finfo(out.dtype).max >= torch.finfo(full.dtype).max)
+
+    def _is_direct(self, out: Tensor) -> bool:
+        layout = self.task.layout
+        return not layout.masked and (out.dtype, out.device) == (layout.dtype, layout.device)
+
+    def _loop(self, batch: Batch, out: Tensor, row: int) -> Filled:
+        filled = [self.task.loop(cut(batch, i, i + 1), out[i], row + i) for i in range(len(out))]
+        return Filled(torch.cat([each.losses for each in filled]), all(each.is_finite for each in filled))
+
+    def _fall_back(self, batch: Batch, out: Tensor, row: int, error: Exception) -> Filled:
+        """The loop; where that fails too, the fault is not vmap's and the loop's error is the one to see."""
+        filled = self._loop(batch, out, row)
+        if self.method == "vmap":
+            raise ValueError(f'method="vmap" cannot map this model: {_first_line(error)}; use method="auto"') from error
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"per-sample gradients are taken one by one, because vmap cannot map this model: {_first_line(error)}",
+                stacklevel=2,
+            )
+        return filled
+
+    def _others(self, staged: bool) -> int:
+        """The largest power of two that keeps the activations of a chunk, and its rows if staged, in their budgets."""
+        fitting = min(LARGEST_CHUNK, min(ACTIVATION_BYTES, self._budget()) // self._mapping.bytes_per_sample)
+        if staged:
+            fitting = min(fitting, self._budget() // self._row_bytes)
+        return 1 << (max(1, fitting).bit_length() - 1)
+
+    @property
+    def _row_bytes(self) -> int:
+        return self.task.layout.full_dim * self.task.layout.dtype.itemsize
+
+    def _budget(self) -> int:
+        available = available_memory(self.task.layout.device)
+        return STAGING_BYTES if available is None else max(1, min(STAGING_BYTES, available // 4))
+
+    def _wait(self) -> None:
+        if self.task.layout.device.type != "cpu":
+            torch.get_device_module(self.task.layout.device).synchronize(self.task.layout.device)
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    line = text.splitlines()[0]
+    return line if len(line) <= 200 else line[:200] + " ..."

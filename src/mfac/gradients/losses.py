@@ -1,0 +1,168 @@
+"""Ready loss functions (model, batch) -> scalar for the two common shapes, and labels drawn from a model's output."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mfac.gradients.batches import Batch
+
+SampleFn = Callable[[Any, Any], Any]
+OutputFn = Callable[[Any, Any], Tensor]
+
+
+class CriterionLoss:
+    """criterion(model(inputs), targets) for batches (inputs, targets); inputs may be a tuple or a dict of arguments."""
+
+    def __init__(self, criterion: Callable[[Any, Any], Tensor]):
+        self.criterion = criterion
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The loss of a batch."""
+        inputs, targets = self._split(batch)
+        return self.criterion(_call(model, inputs), targets)
+
+    def draw_labels(self, model: nn.Module, batch: Batch) -> Batch:
+        """The batch with targets drawn from the distribution that the criterion is the log-likelihood of."""
+        inputs, targets = self._split(batch)
+        drawn = _draw(self.criterion, _call(model, inputs), targets)
+        return type(batch)((inputs, drawn)) if type(batch) in (list, tuple) else (inputs, drawn)
+
+    def _split(self, batch: Batch) -> tuple[Any, Any]:
+        if not isinstance(batch, list | tuple) or len(batch) != 2:
+            length = f" of {len(batch)}" if isinstance(batch, list | tuple) else ""
+            raise ValueError(
+                f"criterion_loss needs batches (inputs, targets), this one is a {type(batch).__name__}{length}; "
+                "write a loss_fn(model, batch) of your own, or use model_loss for models that return their loss"
+            )
+        return batch[0], batch[1]
+
+    def __repr__(self) -> str:
+        return f"criterion_loss({getattr(self.criterion, '__name__', self.criterion)})"
+
+
+class ModelLoss:
+    """model(**batch).loss, as Hugging Face models give it; a batch is a dict or an encoding with the labels in it."""
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The loss of a batch."""
+        loss = getattr(_call(model, batch), "loss", None)
+        if not isinstance(loss, Tensor):
+            raise ValueError("model_loss needs a model whose output has .loss; are the labels in the batch?")
+        return loss
+
+    def draw_labels(self, model: nn.Module, batch: Batch) -> Batch:
+        """The batch with labels drawn from the logits: one class a sample, or a number (regression)."""
+        logits = getattr(_call(model, batch), "logits", None)
+        labels = batch.get("labels") if isinstance(batch, Mapping) else None
+        if not isinstance(logits, Tensor) or not isinstance(labels, Tensor) or logits.ndim != 2 or labels.ndim > 2:
+            raise ValueError(
+                'fisher="sampled" with model_loss needs logits of shape [samples, classes] and labels in the batch; '
+                "for other models pass sample_fn(model, batch), which returns the batch with drawn labels"
+            )
+        if labels.is_floating_point():
+            drawn = _draw_normal(logits.reshape(labels.shape))
+        else:
+            drawn = draw_classes(logits).reshape(labels.shape).to(labels.dtype)
+        new: Any = batch.copy()
+        new["labels"] = drawn
+        return new
+
+    def __repr__(self) -> str:
+        return "model_loss"
+
+
+def criterion_loss(criterion: Callable[[Any, Any], Tensor]) -> CriterionLoss:
+    """A loss_fn for batches (inputs, targets): `criterion_loss(torch.nn.CrossEntropyLoss())`."""
+    return CriterionLoss(criterion)
+
+
+model_loss = ModelLoss()
+
+
+class OutputLoss:
+    """Cross-entropy of output_fn(model, batch), for pairs (batch, labels) that `draw_labels` makes of batches."""
+
+    def __init__(self, output_fn: OutputFn):
+        self.output_fn = output_fn
+
+    def __call__(self, model: nn.Module, pair: tuple[Batch, Tensor]) -> Tensor:
+        """The loss of a batch and its drawn labels."""
+        batch, labels = pair
+        return F.cross_entropy(self._logits(model, batch), labels)
+
+    def draw_labels(self, model: nn.Module, batch: Batch) -> tuple[Batch, Tensor]:
+        """(batch, labels drawn from the logits)."""
+        return batch, draw_classes(self._logits(model, batch))
+
+    def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
+        logits = self.output_fn(model, batch)
+        if logits.ndim < 2:
+            raise ValueError(
+                f"output_fn(model, batch) must return logits [samples, classes, ...], it returned {tuple(logits.shape)}"
+            )
+        return logits
+
+
+def sampled_loss(
+    loss_fn: Callable[[Any, Any], Tensor], sample_fn: SampleFn | None, output_fn: OutputFn | None
+) -> tuple[Callable[[Any, Any], Tensor], SampleFn]:
+    """(loss_fn, draw) for the true Fisher by Monte Carlo: draw(model, batch) is the batch that loss_fn is given.
+
+    Raises:
+        ValueError: the loss cannot tell how labels are distributed, and no hook says so.
+    """
+    if sample_fn is not None and output_fn is not None:
+        raise ValueError("sample_fn and output_fn do the same in two ways; pass one of them")
+    if sample_fn is not None:
+        return loss_fn, sample_fn
+    if output_fn is not None:
+        output_loss = OutputLoss(output_fn)
+        return output_loss, output_loss.draw_labels
+    if isinstance(loss_fn, CriterionLoss | ModelLoss):
+        return loss_fn, loss_fn.draw_labels
+    raise ValueError(
+        'fisher="sampled" cannot tell from this loss_fn how labels are drawn; pass output_fn(model, batch) -> logits, '
+        "or sample_fn(model, batch) -> the batch with drawn labels, or use criterion_loss(criterion)"
+    )
+
+
+def draw_classes(logits: Float[Tensor, "n classes ..."]) -> Int[Tensor, "n ..."]:
+    """One class from the softmax over dimension 1."""
+    last = logits.detach().float().movedim(1, -1)
+    drawn = torch.multinomial(last.softmax(-1).reshape(-1, last.shape[-1]), 1)
+    return drawn.reshape(last.shape[:-1])
+
+
+def _draw(criterion: Any, output: Tensor, targets: Tensor) -> Tensor:
+    """Targets from the distribution whose negative log-likelihood the criterion is."""
+    if isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss) or criterion in (F.cross_entropy, F.nll_loss):
+        drawn = draw_classes(output)  # the softmax of log-probabilities is the probabilities
+        if targets.is_floating_point():
+            return drawn
+        return torch.where(targets == getattr(criterion, "ignore_index", -100), targets, drawn.to(targets.dtype))
+    if isinstance(criterion, nn.BCEWithLogitsLoss) or criterion is F.binary_cross_entropy_with_logits:
+        return torch.bernoulli(output.detach().sigmoid()).to(targets.dtype)
+    if isinstance(criterion, nn.MSELoss) or criterion is F.mse_loss:
+        return _draw_normal(output)
+    name = getattr(criterion, "__name__", type(criterion).__name__)
+    raise ValueError(
+        f'fisher="sampled" knows cross-entropy, NLL, binary cross-entropy with logits and squared error, not {name}; '
+        "pass sample_fn(model, batch), which returns the batch with drawn labels"
+    )
+
+
+def _draw_normal(mean: Tensor) -> Tensor:
+    # (y - mean)² is the negative log-likelihood of a normal distribution of variance 1/2.
+    return mean.detach() + torch.randn_like(mean) * 0.5**0.5
+
+
+def _call(model: nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if isinstance(inputs, list | tuple):
+        return model(*inputs)
+    return model(inputs)

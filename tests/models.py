@@ -1,0 +1,216 @@
+"""Small seeded models of every kind, each with a loss and a batch."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Case(NamedTuple):
+    model: nn.Module
+    loss_fn: Callable[[Any, Any], Tensor]
+    batch: Any
+    is_mapped: bool = True
+
+
+def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
+    inputs, targets = batch
+    return F.cross_entropy(model(inputs), targets)
+
+
+def mlp(n: int = 6) -> Case:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+    return Case(model, cross_entropy, (torch.randn(n, 5), torch.randint(3, (n,))))
+
+
+def cnn(n: int = 6) -> Case:
+    torch.manual_seed(1)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, stride=2, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Conv2d(4, 4, 3, groups=2, padding="same"),
+        nn.Conv2d(4, 6, 3, groups=2, dilation=2, padding_mode="reflect", padding=1),
+        nn.Flatten(),
+        nn.Linear(24, 3),
+    )
+    model[1].running_mean.normal_()
+    return Case(model, cross_entropy, (torch.randn(n, 3, 8, 8), torch.randint(3, (n,))))
+
+
+def signal(n: int = 5) -> Case:
+    """Convolutions of other dimensions than two, one of them transposed."""
+    torch.manual_seed(2)
+    model = nn.Sequential(
+        nn.Conv1d(2, 3, 3), nn.ConvTranspose1d(3, 2, 2), nn.Unflatten(2, (1, 1, -1)), nn.Conv3d(2, 2, 1)
+    )
+    return Case(model, lambda m, b: (m(b) ** 2).mean(), torch.randn(n, 2, 9))
+
+
+class Residual(nn.Module):
+    def __init__(self, channels: int, width: int, stride: int):
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, width, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(width)
+        self.skip = nn.Conv2d(channels, width, 1, stride, bias=False) if stride > 1 else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x))))) + self.skip(x))
+
+
+def resnet20(width: int = 16) -> nn.Module:
+    """The ResNet20 of CIFAR-10."""
+    layers: list[nn.Module] = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+    channels = width
+    for factor in (1, 2, 4):
+        for block in range(3):
+            layers.append(Residual(channels, factor * width, 2 if block == 0 and factor > 1 else 1))
+            channels = factor * width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
+
+
+def resnet(n: int = 5) -> Case:
+    torch.manual_seed(3)
+    return Case(resnet20(4), cross_entropy, (torch.randn(n, 3, 16, 16), torch.randint(10, (n,))))
+
+
+class Transformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 8, padding_idx=0)
+        self.position = nn.Parameter(torch.randn(4, 8))
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.encoder(self.embed(tokens) + self.position, src_key_padding_mask=tokens == 0)
+        return self.head(hidden[:, 0])
+
+
+def transformer(n: int = 6) -> Case:
+    torch.manual_seed(4)
+    tokens = torch.randint(1, 11, (n, 4))
+    tokens[::2, 3] = 0
+    return Case(Transformer(), cross_entropy, (tokens, torch.randint(3, (n,))))
+
+
+class TiedLanguageModel(nn.Module):
+    """The embedding's weight is the head's too; the same layer is used twice; positions are the same for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, 6)
+        self.position = nn.Embedding(5, 6)
+        self.mix = nn.Linear(6, 6)
+        self.head = nn.Linear(6, 9, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.embed(tokens) + self.position(torch.arange(tokens.shape[1]))
+        return self.head(self.mix(torch.tanh(self.mix(hidden))))
+
+
+def tied(n: int = 6) -> Case:
+    torch.manual_seed(5)
+    tokens = torch.randint(9, (n, 5))
+    return Case(TiedLanguageModel(), lambda m, b: F.cross_entropy(m(b)[0, :-1], b[0, 1:]), tokens)
+
+
+def embedding(n: int = 6) -> Case:
+    torch.manual_seed(6)
+    model = nn.Sequential(nn.Embedding(10, 4, padding_idx=-1), nn.Flatten(), nn.Linear(12, 3))
+    return Case(model, cross_entropy, [torch.randint(10, (n, 3)), torch.randint(3, (n,))])
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(4, 5, batch_first=True)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.rnn(x)[0][:, -1])
+
+
+def lstm(n: int = 5) -> Case:
+    torch.manual_seed(7)
+    return Case(Recurrent(), cross_entropy, (torch.randn(n, 6, 4), torch.randint(3, (n,))), is_mapped=False)
+
+
+def frozen_backbone(n: int = 6) -> Case:
+    case = cnn(n)
+    for parameter in case.model[:-1].parameters():
+        parameter.requires_grad_(False)
+    return case
+
+
+def unused_parameter(n: int = 6) -> Case:
+    case = mlp(n)
+    case.model.register_parameter("unused", nn.Parameter(torch.randn(2, 3)))
+    case.model[0].extra = nn.Linear(2, 2)
+    return case
+
+
+def mixed_use(n: int = 6) -> Case:
+    """A weight that is used by its layer, and in the loss besides; a layer with a frozen bias; one with bias only."""
+    case = mlp(n)
+    case.model[0].bias.requires_grad_(False)
+    case.model[2].weight.requires_grad_(False)
+    return case._replace(loss_fn=lambda m, b: cross_entropy(m, b) + (m[0].weight ** 2 * b[0][0]).sum())
+
+
+def branching(n: int = 6) -> Case:
+    """A loss that goes another way for some samples."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        value = cross_entropy(model, batch)
+        return 2 * value if (batch[0][:, 0] > 0).all() else value
+
+    return mlp(n)._replace(loss_fn=loss)
+
+
+def bert(n: int = 6, padded: bool = True, tokens: int = 7, **config: Any) -> Case:
+    """A Hugging Face BERT from a config; needs transformers."""
+    from transformers import BatchEncoding, BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(8)
+    sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2} | config
+    model = BertForSequenceClassification(BertConfig(**({"intermediate_size": 32} | sizes)))
+    mask = torch.ones(n, tokens, dtype=torch.long)
+    if padded:
+        mask[1::2, -2:] = 0
+    ids = torch.randint(sizes["vocab_size"], (n, tokens))
+    batch = BatchEncoding({"input_ids": ids, "attention_mask": mask, "labels": torch.randint(2, (n,))})
+    return Case(model, lambda m, b: m(**b).loss, batch)
+
+
+def normalised(n: int = 6) -> Case:
+    """Weights that are computed from parameters, and every kind of normalisation."""
+    torch.manual_seed(9)
+    first = nn.utils.parametrizations.weight_norm(nn.Linear(5, 4))
+    model = nn.Sequential(first, nn.GroupNorm(2, 4), nn.PReLU(), nn.LayerNorm(4), nn.Linear(4, 3))
+    return Case(model.double(), cross_entropy, (torch.randn(n, 5).double(), torch.randint(3, (n,))))
+
+
+CASES: dict[str, Callable[..., Case]] = {
+    "mlp": mlp,
+    "cnn": cnn,
+    "signal": signal,
+    "resnet": resnet,
+    "transformer": transformer,
+    "tied": tied,
+    "embedding": embedding,
+    "lstm": lstm,
+    "frozen_backbone": frozen_backbone,
+    "unused_parameter": unused_parameter,
+    "mixed_use": mixed_use,
+    "branching": branching,
+    "normalised": normalised,
+}

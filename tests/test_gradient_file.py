@@ -1,0 +1,76 @@
+import pytest
+import torch
+
+from mfac.gradient_file import HEADER_BYTES, GradientFile
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "gradients.rows"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_rows_and_columns_come_back(path, dtype):
+    rows = torch.randn(5, 7, generator=torch.Generator().manual_seed(0)).to(dtype)
+    file = GradientFile.create(path, 5, 7, dtype, "made of this")
+    file.append(rows[0])
+    file.append(rows[1:])
+    again = GradientFile(path)
+    assert again.shape == (5, 7)
+    assert (again.num_grads, again.dtype, again.fingerprint) == (5, dtype, "made of this")
+    assert torch.equal(again.read_rows(0, 5), rows)
+    assert torch.equal(again.read_rows(2, 4), rows[2:4])
+    assert torch.equal(again.read_columns(3, 6), rows[:, 3:6])
+
+
+@pytest.mark.parametrize("torn", [1, 27, 28, 29])
+def test_a_torn_tail_is_not_a_row_and_is_cut_off(path, torn):
+    rows = torch.arange(21.0).reshape(3, 7)
+    file = GradientFile.create(path, 3, 7)
+    file.append(rows[:2])
+    with open(path, "r+b") as raw:
+        raw.truncate(HEADER_BYTES + 2 * 28 - torn)
+    whole = 1 if torn <= 28 else 0
+    assert GradientFile(path).rows == whole
+    file.append(rows[whole:])
+    assert torch.equal(file.read_rows(0, 3), rows)
+
+
+def test_an_existing_file_is_never_overwritten(path):
+    GradientFile.create(path, 1, 1)
+    with pytest.raises(FileExistsError, match="exists already; delete it or choose another"):
+        GradientFile.create(path, 1, 1)
+
+
+def test_more_rows_than_there_is_room_for(path):
+    file = GradientFile.create(path, 2, 3)
+    with pytest.raises(ValueError, match="holds 0 of 2 rows; 3 more do not fit"):
+        file.append(torch.zeros(3, 3))
+
+
+def test_rows_that_are_not_there(path):
+    file = GradientFile.create(path, 2, 3)
+    with pytest.raises(ValueError, match="has no complete row 0; it has 0"):
+        file.read_rows(0, 1)
+
+
+def test_integers_are_not_stored(path):
+    with pytest.raises(ValueError, match=r"stores float32, .* not torch.int8; choose one of these"):
+        GradientFile.create(path, 1, 1, torch.int8)
+
+
+def test_a_fingerprint_that_is_too_long(path):
+    with pytest.raises(ValueError, match="fingerprint is too long: the header has 4096 bytes"):
+        GradientFile.create(path, 1, 1, fingerprint="x" * 5000)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"something else entirely" * 300])
+def test_other_files_are_refused(path, content):
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="is not a gradient file"):
+        GradientFile(path)
+
+
+def test_repr_says_how_far_it_is(path):
+    assert "rows=0 of 2, dim=3, torch.float32" in repr(GradientFile.create(path, 2, 3))

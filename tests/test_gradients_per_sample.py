@@ -1,0 +1,165 @@
+"""One row a sample: the mapped gradients against a loop of `backward()` calls, on models of every kind."""
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mfac.gradients import collect_gradients
+from mfac.gradients.batches import cut, num_samples
+from mfac.gradients.losses import model_loss
+from models import CASES, Case, bert, cross_entropy, mlp, resnet20
+
+
+def backward_rows(case: Case) -> Tensor:
+    """The obvious way, in eval mode: one `backward()` a sample."""
+    case.model.eval()
+    rows = []
+    for i in range(num_samples(case.batch, 0)):
+        case.model.zero_grad(set_to_none=True)
+        case.loss_fn(case.model, cut(case.batch, i, i + 1)).backward()
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in case.model.parameters() if p.requires_grad]
+        rows.append(torch.cat([grad.flatten() for grad in grads]))
+    case.model.zero_grad(set_to_none=True)
+    return torch.stack(rows)
+
+
+def collect(case: Case, **options) -> Tensor:
+    count = num_samples(case.batch, 0)
+    return collect_gradients(case.model, case.loss_fn, [case.batch], count, per_sample=True, **options)
+
+
+def assert_same_rows(rows: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-6 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("name", [name for name, build in CASES.items() if build().is_mapped])
+@pytest.mark.parametrize("chunk_size", [None, 4])
+def test_mapped_rows_are_those_of_backward(name, chunk_size):
+    case = CASES[name]()
+    assert_same_rows(collect(case, method="vmap", chunk_size=chunk_size), backward_rows(case))
+
+
+@pytest.mark.parametrize("name", [name for name, build in CASES.items() if build().is_mapped])
+def test_auto_and_loop_give_the_same_rows(name):
+    case = CASES[name]()
+    assert_same_rows(collect(case), collect(case, method="loop"))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_hugging_face_bert(padded):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    case = bert(padded=padded)
+    assert_same_rows(collect(case, method="vmap"), backward_rows(case))
+
+
+def test_hugging_face_gpt2():
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    torch.manual_seed(0)
+    special = {"bos_token_id": 0, "eos_token_id": 0}
+    config = transformers.GPT2Config(vocab_size=30, n_embd=16, n_layer=2, n_head=2, n_positions=8, **special)
+    tokens = torch.randint(30, (12, 6))
+    batch = {"input_ids": tokens, "labels": tokens, "attention_mask": torch.ones_like(tokens)}
+    case = Case(transformers.GPT2LMHeadModel(config), model_loss, batch)
+    assert_same_rows(collect(case, method="vmap"), backward_rows(case))
+
+
+def test_recurrent_network_falls_back_with_one_warning():
+    case = CASES["lstm"](20)
+    with pytest.warns(UserWarning, match="taken one by one, because vmap cannot map this model: .*lstm") as caught:
+        rows = collect(case, chunk_size=4)
+    assert len(caught) == 1
+    torch.testing.assert_close(rows, backward_rows(case), rtol=0, atol=0)
+
+
+def test_method_vmap_says_what_cannot_be_mapped():
+    with pytest.raises(ValueError, match=r'method="vmap" cannot map this model: .*lstm.*; use method="auto"'):
+        collect(CASES["lstm"](), method="vmap")
+
+
+def test_loss_that_differentiates_by_itself_falls_back():
+    def penalised(model, batch):
+        inputs = batch[0].clone().requires_grad_()
+        loss = cross_entropy(model, (inputs, batch[1]))
+        return loss + torch.autograd.grad(loss, inputs, create_graph=True)[0].square().sum()
+
+    case = mlp()._replace(loss_fn=penalised)
+    with pytest.warns(UserWarning, match="taken one by one"):
+        rows = collect(case)
+    assert_same_rows(rows, backward_rows(case))
+
+
+def test_an_error_of_the_loss_itself_is_the_one_that_is_raised():
+    def broken(model, batch):
+        raise KeyError("no such thing in the batch")
+
+    with pytest.raises(KeyError, match="no such thing"):
+        collect(mlp()._replace(loss_fn=broken))
+
+
+def test_rows_do_not_depend_on_how_batches_are_cut_up_to_rounding():
+    model, loss_fn, (inputs, targets), _ = mlp(40)
+    whole = collect_gradients(model, loss_fn, [(inputs, targets)], 40, per_sample=True)
+    parts = zip(inputs.split(7), targets.split(7), strict=True)
+    assert_same_rows(collect_gradients(model, loss_fn, parts, 40, per_sample=True), whole)
+
+
+def test_mapping_is_bit_for_bit_repeatable():
+    case = CASES["transformer"](12)
+    first, second = (collect(case, method="vmap") for _ in range(2))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_rows_in_another_dtype(dtype):
+    case = mlp()
+    rows = collect(case, dtype=dtype)
+    assert rows.dtype == dtype
+    assert torch.equal(rows, collect(case).to(dtype))
+
+
+def test_autocast():
+    case = CASES["embedding"]()
+    with torch.autocast("cpu", torch.bfloat16):
+        rows = collect(case, method="vmap")
+        torch.testing.assert_close(rows, backward_rows(case), rtol=0.1, atol=0.02)
+
+
+def test_the_gradient_of_a_batch_is_the_mean_of_its_samples():
+    case = CASES["cnn"]()
+    batch_row = collect_gradients(case.model, case.loss_fn, [case.batch], 1)
+    assert_same_rows(collect(case).mean(0, keepdim=True), batch_row)
+
+
+def test_sparse_embeddings():
+    case = mlp()
+    model = nn.Sequential(nn.Embedding(10, 5, sparse=True), nn.Flatten(), nn.Linear(15, 3))
+    batch = (torch.randint(10, (6, 3)), case.batch[1])
+    assert_same_rows(
+        collect(Case(model, cross_entropy, batch)), collect(Case(model, cross_entropy, batch), method="loop")
+    )
+
+
+def test_chunks_of_one_and_no_warning_at_all():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        case = CASES["lstm"]()
+        assert collect(case, chunk_size=1).shape[0] == 5
+
+
+def test_resnet20_has_the_size_of_the_paper():
+    assert sum(p.numel() for p in resnet20().parameters()) == pytest.approx(272474, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ((torch.zeros(4, 5), torch.zeros(3)), r"batch 0 has leading dimensions \[3, 4\]"),
+        ({"text": "hello"}, "batch 0 has no tensor in a dict"),
+        ((torch.zeros(2, 5), ["a", "b"]), "batch 0 holds a list of 2 other things"),
+    ],
+)
+def test_batches_that_cannot_be_cut(batch, message):
+    with pytest.raises(ValueError, match=message):
+        collect_gradients(mlp().model, cross_entropy, [batch], 2, per_sample=True)

@@ -1,0 +1,124 @@
+"""Labels drawn from the model's own output: the true Fisher by Monte Carlo; and the ready loss functions."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from mfac.gradients import collect_gradients
+from mfac.gradients.losses import criterion_loss, model_loss
+from models import CASES, bert, cross_entropy, mlp
+
+
+def true_fisher(model, x):
+    """E[g gᵀ] over the classes that the model gives x."""
+    total = 0.0
+    for label, p in enumerate(model(x).softmax(1)[0].tolist()):
+        grads = torch.autograd.grad(cross_entropy(model, (x, torch.tensor([label]))), list(model.parameters()))
+        g = torch.cat([grad.flatten() for grad in grads])
+        total += p * torch.outer(g, g)
+    return total
+
+
+def last_layer(n):
+    """One sample, n times over, and a linear model."""
+    torch.manual_seed(0)
+    return nn.Linear(3, 4), (torch.randn(1, 3).repeat(n, 1), torch.zeros(n, dtype=torch.long))
+
+
+@pytest.mark.parametrize("how", ["criterion", "output_fn", "sample_fn"])
+def test_the_mean_of_outer_products_is_the_true_fisher(how):
+    model, batch = last_layer(6000)
+    options = {
+        "criterion": {},
+        "output_fn": {"output_fn": lambda m, b: m(b[0])},
+        "sample_fn": {"sample_fn": lambda m, b: (b[0], torch.multinomial(m(b[0]).softmax(1), 1)[:, 0])},
+    }[how]
+    loss_fn = criterion_loss(F.cross_entropy) if how == "criterion" else cross_entropy
+    rows = collect_gradients(model, loss_fn, [batch], 6000, per_sample=True, fisher="sampled", **options)
+    expected = true_fisher(model, batch[0][:1])
+    torch.testing.assert_close(rows.T @ rows / 6000, expected, rtol=0.1, atol=0.03 * expected.max().item())
+    assert rows.mean(0).norm() < 0.05 * rows.norm(dim=1).mean()
+
+
+def test_mapped_and_looped_draw_the_same_labels():
+    case = CASES["embedding"](20)
+    options = {"per_sample": True, "fisher": "sampled", "output_fn": lambda m, b: m(b[0]), "chunk_size": 10}
+    rows = [
+        collect_gradients(case.model, case.loss_fn, [case.batch], 20, method=m, **options) for m in ("vmap", "loop")
+    ]
+    torch.testing.assert_close(*rows)
+
+
+def test_the_seed_decides_what_is_drawn():
+    case = mlp(40)
+    loss_fn = criterion_loss(nn.CrossEntropyLoss())
+    first, again, other = (
+        collect_gradients(case.model, loss_fn, [case.batch], 1, fisher="sampled", seed=seed) for seed in (0, 0, 1)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("criterion", [nn.MSELoss(), F.mse_loss, nn.BCEWithLogitsLoss(), nn.NLLLoss()])
+def test_criteria_that_tell_how_labels_are_distributed(criterion):
+    model = nn.Sequential(nn.Linear(3, 2), nn.LogSoftmax(1) if isinstance(criterion, nn.NLLLoss) else nn.Identity())
+    inputs = torch.randn(1, 3).repeat(4000, 1)
+    targets = torch.zeros(4000, dtype=torch.long) if isinstance(criterion, nn.NLLLoss) else torch.zeros(4000, 2)
+    rows = collect_gradients(
+        model, criterion_loss(criterion), [(inputs, targets)], 4000, per_sample=True, fisher="sampled"
+    )
+    assert rows.mean(0).norm() < 0.06 * rows.norm(dim=1).mean()  # the score has mean zero under its own distribution
+
+
+def test_ignored_targets_stay_ignored():
+    logits, targets = torch.randn(5, 3, 4), torch.randint(3, (5, 4))
+    targets[:, 0] = -100
+    _, drawn = criterion_loss(nn.CrossEntropyLoss()).draw_labels(nn.Identity(), (logits, targets))
+    assert (drawn[:, 0] == -100).all()
+    assert (drawn[:, 1:] >= 0).all()
+
+
+def test_hugging_face_models_tell_too():
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    case = bert(40)
+    rows = collect_gradients(case.model, model_loss, [case.batch], 40, per_sample=True, fisher="sampled")
+    drawn = model_loss.draw_labels(case.model, case.batch)
+    assert type(drawn) is type(case.batch)
+    assert not torch.equal(drawn["labels"], case.batch["labels"])
+    assert torch.isfinite(rows).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, 'fisher="sampled" cannot tell from this loss_fn how labels are drawn; pass output_fn'),
+        ({"sample_fn": print, "output_fn": print}, "sample_fn and output_fn do the same in two ways; pass one"),
+        (
+            {"output_fn": lambda m, b: torch.zeros(6)},
+            r"must return logits \[samples, classes, ...\], it returned \(6,\)",
+        ),
+        ({"loss_fn": criterion_loss(nn.L1Loss())}, "and squared error, not L1Loss; pass sample_fn"),
+        ({"loss_fn": model_loss, "batches": [{"input": torch.zeros(2, 5)}]}, "model_loss needs logits of shape"),
+    ],
+)
+def test_losses_that_cannot_tell(options, message):
+    case = mlp()
+    given = {"model": case.model, "loss_fn": case.loss_fn, "batches": [case.batch], "num_grads": 1, "fisher": "sampled"}
+    with pytest.raises(ValueError, match=message):
+        collect_gradients(**(given | options))
+
+
+def test_inputs_as_arguments():
+    model, batch = nn.Bilinear(2, 3, 2), (torch.randn(4, 2), torch.randn(4, 3))
+    targets, loss_fn = torch.zeros(4, 2), criterion_loss(nn.MSELoss())
+    named = dict(zip(("input1", "input2"), batch, strict=True))
+    assert loss_fn(model, (batch, targets)) == loss_fn(model, (named, targets)) == F.mse_loss(model(*batch), targets)
+    assert repr(loss_fn) == "criterion_loss(MSELoss())"
+
+
+def test_ready_losses_refuse_other_batches():
+    with pytest.raises(ValueError, match=r"criterion_loss needs batches \(inputs, targets\), this one is a tuple of 3"):
+        criterion_loss(nn.MSELoss())(nn.Identity(), (1, 2, 3))
+    with pytest.raises(ValueError, match=r"a model whose output has .loss; are the labels in the batch"):
+        model_loss(nn.Identity(), torch.zeros(2))
