@@ -25,12 +25,12 @@ def seconds(**candidates: Callable[[], object]) -> dict[str, float]:
     best: dict[str, float] = {}
     spent = dict.fromkeys(candidates, 0.0)
     rounds = dict.fromkeys(candidates, 0)
+    gc.collect()
     while True:
         waiting = [name for name in candidates if not _enough(rounds[name], spent[name], best.get(name, 0.0))]
         if not waiting:
             return best
         for name in waiting:
-            gc.collect()
             start = time.perf_counter()
             candidates[name]()
             elapsed = time.perf_counter() - start

@@ -22,7 +22,7 @@ class DualBlocks:
     Args:
         run: where the blocks lie.
         pages: where G is.
-        weights: c with F = λI + Σ c_i g_i g_iᵀ.
+        weights: c with F = λI + Σ c_i g_i g_iᵀ; None: 1/m each.
         damping: λ.
         columns: the length of a piece.
         dtype: of the products.
@@ -35,7 +35,7 @@ class DualBlocks:
         self,
         run: Run,
         pages: Pages,
-        weights: Float[Tensor, " m"],
+        weights: Float[Tensor, " m"] | None,
         damping: float,
         columns: int,
         dtype: torch.dtype,
@@ -45,19 +45,19 @@ class DualBlocks:
     ):
         self.run = run
         self._pages = pages
-        self._m = len(weights)
+        self._m = pages.shape[0]
         self._weights = weights
-        self._scale = (self._m * weights).sqrt()  # rows scaled by it all have the weight 1/m
+        # Rows scaled by it all have the weight 1/m.
+        self._scale = None if weights is None else (self._m * weights).sqrt()[:, None]
         self._damping = damping
         self._columns = columns
         self._auto = auto
         self._whitened = False
         self._diagonal: Tensor | None = None
         if gram is None:
-            self._K, self._dtype = self._gram(dtype)
+            self._L, self._dtype = self._factor(damping, dtype)
         else:
-            self._K, self._dtype = gram * (self._scale[:, None] * self._scale), dtype
-        self._L = woodbury.factor(self._K, self._shift)
+            self._L, self._dtype = woodbury.factor(self._scaled_gram(gram), self._shift), dtype
         if overwrite and pages.in_place and self._dtype == pages.dtype:
             self._whiten()
 
@@ -88,7 +88,7 @@ class DualBlocks:
         """xᵀF⁻¹x, from one pass over G."""
         dtype = torch.float64 if x.dtype == torch.float64 else self._dtype
         p = self._project(x, dtype)
-        z = p if self._whitened else woodbury.half_solve(self._L, p * self._scale[:, None])
+        z = p if self._whitened else woodbury.half_solve(self._L, self._scaled(p))
         squared = x.double().unflatten(0, (self.run.count, self.run.length)).square().sum(1)
         curvature = self._damping * squared + (self._L @ z).square().sum(1) / self._m
         return woodbury.quadratic_form(squared, z.square().sum(1), curvature, self._damping).sum(0)
@@ -101,7 +101,7 @@ class DualBlocks:
 
     def elements(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         """[F⁻¹]_ij of entries counted from the run's start; zero between blocks."""
-        out = torch.zeros(len(rows), dtype=torch.float64, device=self._K.device)
+        out = torch.zeros(len(rows), dtype=torch.float64, device=self._L.device)
         same = (rows // self.run.length == columns // self.run.length).nonzero()[:, 0]
         # With several blocks, each pair brings its own factor.
         step = products.TILE // (self._m if self.run.count == 1 or self._whitened else self._m**2)
@@ -117,34 +117,49 @@ class DualBlocks:
 
     def refactor(self, damping: float) -> None:
         """Makes it right for another damping; no pass over G, unless a smaller one asks for more digits than K has."""
-        shift = self._m * damping
-        if self._auto and self._dtype == torch.float32 and not float32_holds(self._K, shift):
+        K = self._L @ self._L.transpose(1, 2)
+        K.diagonal(dim1=1, dim2=2).sub_(self._shift)
+        if self._auto and self._dtype == torch.float32 and not float32_holds(K, self._m * damping):
             if self._whitened:
                 raise ValueError(
                     f"damping {damping:g} needs float64, and the gradients have been overwritten by float32 numbers "
                     "made for a larger one; build the operator anew with overwrite=False"
                 )
-            self._K, self._dtype = self._gram(torch.float64)
-        L, old = woodbury.factor(self._K, shift), self._L
+            L, self._dtype = self._factor(damping, torch.float64)
+        else:
+            L = woodbury.factor(K, self._m * damping)
         if self._whitened:
-            self._multiply_rows(torch.linalg.solve_triangular(L, old, upper=False))
+            self._multiply_rows(torch.linalg.solve_triangular(L, self._L, upper=False))
         self._L, self._damping, self._diagonal = L, damping, None
 
-    def _gram(self, dtype: torch.dtype) -> tuple[Float[Tensor, "blocks m m"], torch.dtype]:
-        """K of every block, and the dtype that products with it need.
-
-        A piece is summed in float32 while the sum so far is small beside the damping, and in float64 from then on: so
-        one pass is enough, whatever comes.
-        """
-        K = torch.zeros(self.run.count, self._m, self._m, dtype=torch.float64, device=self._pages.device)
-        scales = self._scale[:, None] * self._scale
+    def _factor(self, damping: float, dtype: torch.dtype) -> tuple[Float[Tensor, "blocks m m"], torch.dtype]:
+        """L of every block, and the dtype that products need; a piece of whole blocks goes from G to L in cache."""
+        shift = self._m * damping
+        L = torch.zeros(self.run.count, self._m, self._m, dtype=torch.float64, device=self._pages.device)
         for piece, G in self._stream():
-            total = K[piece.blocks] + products.gram(G, dtype) * scales
-            if self._auto and dtype == torch.float32 and not float32_holds(total, self._shift):
-                dtype = torch.float64
-                total = K[piece.blocks] + products.gram(G, dtype) * scales
-            K[piece.blocks] = total
-        if not bool(torch.isfinite(K).all()):
+            K, dtype = self._add_gram(None if self._whole_blocks else L[piece.blocks], G, shift, dtype)
+            L[piece.blocks] = woodbury.factor(K, shift) if self._whole_blocks else K
+        return (L, dtype) if self._whole_blocks else (woodbury.factor(L, shift), dtype)
+
+    def _add_gram(
+        self,
+        before: Float[Tensor, "blocks m m"] | None,
+        G: Float[Tensor, "blocks m length"],
+        shift: float,
+        dtype: torch.dtype,
+    ) -> tuple[Float[Tensor, "blocks m m"], torch.dtype]:
+        """Adds G Gᵀ of a piece to what came before.
+
+        It is summed in float32 while the sum so far is small beside the damping, and in float64 from then on: so one
+        pass is enough, whatever comes.
+        """
+        K = self._scaled_gram(products.gram(G, dtype))
+        K = K if before is None else K.add_(before)
+        if dtype == torch.float32 and (not self._auto or float32_holds(K, shift)):
+            return K, dtype
+        if dtype == torch.float32:
+            return self._add_gram(before, G, shift, torch.float64)
+        if not bool(torch.isfinite(K.diagonal(dim1=1, dim2=2)).all()):
             self._pages.raise_for_rows()
         return K, dtype
 
@@ -158,19 +173,33 @@ class DualBlocks:
         """S⁻¹ p, with the rows' scale on both sides."""
         if self._whitened:
             return p
-        scale = self._scale if p.ndim == 2 else self._scale[:, None]
-        return woodbury.solve(self._L[blocks], p * scale) * scale
+        return self._scaled(woodbury.solve(self._L[blocks], self._scaled(p)))
+
+    def _scaled(self, p: Float[Tensor, "blocks m *k"]) -> Float[Tensor, "blocks m *k"]:
+        if self._scale is None:
+            return p
+        return p * (self._scale if p.ndim == 3 else self._scale[:, 0])
+
+    def _scaled_gram(self, K: Float[Tensor, "blocks m m"]) -> Float[Tensor, "blocks m m"]:
+        return K if self._scale is None else K * (self._scale * self._scale.T)
+
+    def _whitening(self, blocks: slice) -> Float[Tensor, "blocks m m"]:
+        """What makes W of G."""
+        Linv = woodbury.inverse_factor(self._L[blocks])
+        return Linv if self._scale is None else Linv * self._scale.T
 
     def _stream_diagonal(self) -> Float[Tensor, " n"]:
-        out = torch.empty(self.run.stop - self.run.start, dtype=torch.float64, device=self._K.device)
-        Linv = None if self._whitened else woodbury.inverse_factor(self._L) * self._scale
+        out = torch.empty(self.run.stop - self.run.start, dtype=torch.float64, device=self._L.device)
+        Linv = None if self._whitened or self._whole_blocks else self._whitening(slice(None))
         for piece, G in self._stream():
-            if Linv is None:  # then the rows are W, and L W has G's columns again
+            if self._whitened:  # L W has G's columns again
                 squares = products.column_squares(G, None, self._dtype)
                 fisher = products.whitened_squares(self._L[piece.blocks], G, self._dtype) / self._m
             else:
-                squares = products.whitened_squares(Linv[piece.blocks], G, self._dtype)
+                lower = self._whitening(piece.blocks) if Linv is None else Linv[piece.blocks]
+                squares = products.whitened_squares(lower, G, self._dtype)
                 fisher = products.column_squares(G, self._weights, self._dtype)
+                fisher = fisher / self._m if self._weights is None else fisher
             out[self._local(piece)] = woodbury.inverse_diagonal(
                 squares, fisher + self._damping, self._damping
             ).flatten()
@@ -180,14 +209,15 @@ class DualBlocks:
         columns = self._pages.gather(index + self.run.start).double()
         if self._whitened:
             return columns.T
-        columns = columns * self._scale[:, None]
+        if self._scale is not None:
+            columns = columns * self._scale
         if self.run.count == 1:
             return woodbury.half_solve(self._L[0], columns).T
         return woodbury.half_solve(self._L[block], columns.T)
 
     def _whiten(self) -> None:
         """W over G, in G's memory."""
-        self._multiply_rows(woodbury.inverse_factor(self._L) * self._scale)
+        self._multiply_rows(self._whitening(slice(None)))
         self._whitened = True
 
     def _multiply_rows(self, lower: Float[Tensor, "blocks m m"]) -> None:

@@ -15,33 +15,41 @@ class PrimalBlocks:
 
     Args:
         run: where the blocks lie.
-        fisher: their undamped Fisher matrices G_bᵀ C G_b; its memory is used.
+        factors: L of every block.
         damping: λ.
     """
 
-    def __init__(self, run: Run, fisher: Float[Tensor, "blocks b b"], damping: float):
+    def __init__(self, run: Run, factors: Float[Tensor, "blocks b b"], damping: float):
         self.run = run
         self._damping = damping
-        self._L = woodbury.factor(fisher, damping)
+        self._L = factors
 
-    @staticmethod
-    def accumulate(
+    @classmethod
+    def from_sums(cls, run: Run, fisher: Float[Tensor, "blocks b b"], damping: float) -> "PrimalBlocks":
+        """From the undamped Fisher matrices G_bᵀ C G_b."""
+        return cls(run, woodbury.factor(fisher, damping), damping)
+
+    @classmethod
+    def from_rows(
+        cls,
         run: Run,
         pages: Pages,
-        weights: Float[Tensor, " m"],
+        weights: Float[Tensor, " m"] | None,
         damping: float,
         columns: int,
         dtype: torch.dtype,
         auto: bool,
-    ) -> Float[Tensor, "blocks b b"]:
-        """G_bᵀ C G_b of every block, each piece in float32 where that is safe (`auto`) or in `dtype`."""
-        fisher = torch.empty(run.count, run.length, run.length, dtype=torch.float64, device=pages.device)
+    ) -> "PrimalBlocks":
+        """From G, in one pass; each piece in `dtype`, or (`auto`) in float64 where float32 is not safe."""
+        L = torch.empty(run.count, run.length, run.length, dtype=torch.float64, device=pages.device)
         for piece, rows in pages.stream(run.pieces(max(columns, run.length))):
-            G = rows.transpose(1, 2)
-            fisher[piece.blocks] = _weighted_gram(G, weights, dtype)
-            if auto and dtype == torch.float32 and not float32_holds(fisher[piece.blocks], damping):
-                fisher[piece.blocks] = _weighted_gram(G, weights, torch.float64)
-        return fisher
+            fisher = _weighted_gram(rows.transpose(1, 2), weights, dtype)
+            if auto and dtype == torch.float32 and not float32_holds(fisher, damping):
+                fisher = _weighted_gram(rows.transpose(1, 2), weights, torch.float64)
+            if not bool(torch.isfinite(fisher.diagonal(dim1=1, dim2=2)).all()):
+                pages.raise_for_rows()
+            L[piece.blocks] = woodbury.factor(fisher, damping)
+        return cls(run, L, damping)
 
     def apply(self, x: Float[Tensor, "n *k"]) -> Float[Tensor, "n *k"]:
         """F⁻¹ x."""
@@ -53,9 +61,12 @@ class PrimalBlocks:
 
     def diagonal(self) -> Float[Tensor, " n"]:
         """[F⁻¹]_ii = Σ_k [L⁻¹]_ki²: nothing is subtracted."""
-        squares = woodbury.inverse_factor(self._L).square_().sum(1)
-        least = self._L.square().sum(2).reciprocal()
-        return squares.maximum(least).clamp_max(1 / self._damping).flatten()
+        parts = []
+        for L in self._L.split(max(1, products.TILE // self.run.length**2)):  # few enough to stay in cache
+            squares = woodbury.inverse_factor(L).square_().sum(1)
+            least = L.square().sum(2).reciprocal()
+            parts.append(squares.maximum(least).clamp_max(1 / self._damping).flatten())
+        return torch.cat(parts)
 
     def elements(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         """[F⁻¹]_ij of entries counted from the run's start; zero between blocks."""
@@ -86,9 +97,9 @@ class PrimalBlocks:
 
 
 def _weighted_gram(
-    G: Float[Tensor, "blocks b m"], weights: Float[Tensor, " m"], dtype: torch.dtype
+    G: Float[Tensor, "blocks b m"], weights: Float[Tensor, " m"] | None, dtype: torch.dtype
 ) -> Float[Tensor, "blocks b b"]:
-    """G_bᵀ C G_b; equal weights, the usual case, are taken out of the product."""
-    if bool((weights == weights[0]).all()):
-        return products.gram(G, dtype) * weights[0]
+    """G_bᵀ C G_b."""
+    if weights is None:
+        return products.gram(G, dtype).div_(G.shape[2])
     return products.gram(G.to(dtype) * weights.sqrt().to(dtype), dtype)

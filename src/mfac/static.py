@@ -80,17 +80,15 @@ class StaticInverseFisher(InverseFisher):
         weights = _check_weights(row_weights, m, self.device)
         dtype = _product_dtype(grads.dtype, precision)
         self._parts = []
+        part: DualBlocks | PrimalBlocks
+        auto = precision == "auto"
         for run in runs:
             columns = _piece_columns(run, pages, page_size)
             if run.length <= m:
-                fisher = PrimalBlocks.accumulate(run, pages, weights, self.damping, columns, dtype, precision == "auto")
-                _check_finite(fisher, pages)
-                self._parts.append(PrimalBlocks(run, fisher, self.damping))
+                part = PrimalBlocks.from_rows(run, pages, weights, self.damping, columns, dtype, auto)
             else:
-                auto = precision == "auto"
-                self._parts.append(
-                    DualBlocks(run, pages, weights, self.damping, columns, dtype, auto, overwrite=overwrite)
-                )
+                part = DualBlocks(run, pages, weights, self.damping, columns, dtype, auto, overwrite=overwrite)
+            self._parts.append(part)
 
     @property
     def num_grads(self) -> int:
@@ -177,9 +175,9 @@ def _check_grads(grads: object) -> None:
         raise ValueError(f"grads must be [m, d] with at least one gradient and one weight, not {list(grads.shape)}")
 
 
-def _check_weights(weights: Tensor | None, m: int, device: torch.device) -> Float[Tensor, " m"]:
+def _check_weights(weights: Tensor | None, m: int, device: torch.device) -> Float[Tensor, " m"] | None:
     if weights is None:
-        return torch.full((m,), 1 / m, dtype=torch.float64, device=device)
+        return None
     weights = torch.as_tensor(weights, dtype=torch.float64, device=device)
     if weights.shape != (m,):
         raise ValueError(f"row_weights must be [{m}], one for each gradient, not {list(weights.shape)}")
@@ -189,8 +187,8 @@ def _check_weights(weights: Tensor | None, m: int, device: torch.device) -> Floa
 
 
 def _check_memory(runs: list[Run], m: int, moved: int, device: torch.device) -> None:
-    """What stays allocated: two m x m matrices a dual block, one B x B a primal one, and G where it must move."""
-    squares = sum(run.count * (run.length**2 if run.length <= m else 2 * m * m) for run in runs)
+    """What stays allocated: an m x m factor a dual block, a B x B one a primal block, and G where it must move."""
+    squares = sum(run.count * min(run.length, m) ** 2 for run in runs)
     needed, available = 8 * squares + moved, available_memory(device)
     if available is None or needed <= available:
         return
@@ -208,11 +206,6 @@ def _check_memory(runs: list[Run], m: int, moved: int, device: torch.device) -> 
     )
 
 
-def _check_finite(fisher: Tensor, pages: Pages) -> None:
-    if not bool(torch.isfinite(fisher).all()):
-        pages.raise_for_rows()
-
-
 def _refuse_for_sums(*arguments: object) -> None:
     if any(argument not in (None, False) for argument in arguments):
         raise ValueError(
@@ -225,6 +218,6 @@ def _parts_of_sums(sums: FisherBlocks, damping: float, device: torch.device) -> 
     if sums.num_grads == 0:
         raise ValueError("the FisherBlocks hold no gradient yet; add some rows first")
     return [
-        PrimalBlocks(run, total.to(device) / sums.num_grads, damping)
+        PrimalBlocks.from_sums(run, total.to(device) / sums.num_grads, damping)
         for run, total in zip(sums.runs, sums.sums, strict=True)
     ]
