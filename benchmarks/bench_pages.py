@@ -71,7 +71,7 @@ def compare(m, gib=6):
 
 def main():
     rows = []
-    for m in (128, 512):
+    for m in (256,):
         rows.append(compare(m))
         show(rows[-1])
     save("pages", "python benchmarks/bench_pages.py", rows)

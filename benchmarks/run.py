@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SCRIPTS = ["bench_dynamic", "bench_static", "bench_scaling", "bench_pages", "bench_gradients"]
+SCRIPTS = ["bench_dynamic", "bench_static", "bench_blocks", "bench_scaling", "bench_pages", "bench_gradients"]
 
 
 def main():

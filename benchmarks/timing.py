@@ -43,6 +43,12 @@ def _enough(rounds: int, spent: float, best: float) -> bool:
     return (rounds >= 5 and spent >= 1) or (rounds >= 1 and best > 10) or (rounds >= 3 and best > 2)
 
 
+def unit_rows(m: int, d: int) -> torch.Tensor:
+    """Random gradients of norm 1, the same in every run."""
+    G = torch.randn(m, d, generator=torch.Generator().manual_seed(0))
+    return G.div_(G.norm(dim=1, keepdim=True))
+
+
 def matmul_rate(m: int, d: int) -> float:
     """Flops a second of a plain float32 product [m, d] x [d, m]: the machine's limit for the static set-up."""
     G = torch.randn(m, d)

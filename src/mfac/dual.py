@@ -135,11 +135,12 @@ class DualBlocks:
     def _factor(self, damping: float, dtype: torch.dtype) -> tuple[Float[Tensor, "blocks m m"], torch.dtype]:
         """L of every block, and the dtype that products need; a piece of whole blocks goes from G to L in cache."""
         shift = self._m * damping
-        L = torch.zeros(self.run.count, self._m, self._m, dtype=torch.float64, device=self._pages.device)
+        make = torch.empty if self._whole_blocks else torch.zeros
+        L = make(self.run.count, self._m, self._m, dtype=torch.float64, device=self._pages.device)
         for piece, G in self._stream():
             K, dtype = self._add_gram(None if self._whole_blocks else L[piece.blocks], G, shift, dtype)
-            L[piece.blocks] = woodbury.factor(K, shift) if self._whole_blocks else K
-        return (L, dtype) if self._whole_blocks else (woodbury.factor(L, shift), dtype)
+            L[piece.blocks] = woodbury.factor(K, shift, overwrite=True) if self._whole_blocks else K
+        return (L, dtype) if self._whole_blocks else (woodbury.factor(L, shift, overwrite=True), dtype)
 
     def _add_gram(
         self,

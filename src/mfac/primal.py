@@ -48,7 +48,7 @@ class PrimalBlocks:
                 fisher = _weighted_gram(rows.transpose(1, 2), weights, torch.float64)
             if not bool(torch.isfinite(fisher.diagonal(dim1=1, dim2=2)).all()):
                 pages.raise_for_rows()
-            L[piece.blocks] = woodbury.factor(fisher, damping)
+            L[piece.blocks] = woodbury.factor(fisher, damping, overwrite=True)
         return cls(run, L, damping)
 
     def apply(self, x: Float[Tensor, "n *k"]) -> Float[Tensor, "n *k"]:

@@ -11,17 +11,17 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 
-def factor(K: Float[Tensor, "*blocks m m"], shift: float) -> Float[Tensor, "*blocks m m"]:
-    """L with L Lᵀ = S = shift · I + K.
+def factor(K: Float[Tensor, "*blocks m m"], shift: float, overwrite: bool = False) -> Float[Tensor, "*blocks m m"]:
+    """L with L Lᵀ = S = shift · I + K; with `overwrite`, K becomes S on the way.
 
     Raises:
         torch.linalg.LinAlgError: S is not positive definite in float64.
     """
-    S = K.clone()
+    S = K if overwrite else K.clone()
     S.diagonal(dim1=-2, dim2=-1).add_(shift)
     L, info = torch.linalg.cholesky_ex(S)
     if bool((info != 0).any()):
-        largest = K.diagonal(dim1=-2, dim2=-1).max().item()
+        largest = S.diagonal(dim1=-2, dim2=-1).max().item() - shift
         remedy = max(10.0, K.shape[-1] * largest / (1e14 * shift))
         raise torch.linalg.LinAlgError(  # type: ignore[attr-defined]
             f"the damped Gram matrix is not positive definite in float64: the damping adds {shift:.3g} to squared "
