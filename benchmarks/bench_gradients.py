@@ -4,26 +4,29 @@
     python benchmarks/bench_gradients.py --rounds 1 --out /dev/null --only mlp
 
 Speedups and overheads are ratios of times taken in turn in the same process, the median of some rounds. The plain loop
-stores its rows too. Both write into memory that has been touched before: a page fault costs anything from a tenth of a
-microsecond to four on virtual machines, the same for both, and would drown the rest. `overhead` is the share of the
+stores its rows too. Both write into memory that has been touched and zeroed before, outside the timed part: a page
+fault costs anything from a tenth of a microsecond to four on virtual machines, the same for both, and would drown the
+rest. `overhead` is the share of the
 time that is neither forward nor backward, `overhead_but_storing` the share that is not writing the row either.
 Threads are left to OMP_NUM_THREADS; the committed figures are for one.
 """
 
 import argparse
 import json
-import platform
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from timing import environment
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from mfac.gradients import collect_gradients, row_sinks
@@ -163,22 +166,6 @@ def _peak() -> float:
     return next(int(line.split()[1]) / 1024 for line in _lines("/proc/self/status") if line.startswith("VmHWM"))
 
 
-def environment() -> dict[str, Any]:
-    cpu = next((line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "")
-    packages = {"torch": torch.__version__, "python": platform.python_version()}
-    try:
-        import transformers
-
-        packages["transformers"] = transformers.__version__
-    except ImportError:
-        pass
-    return packages | {
-        "cpu": cpu or platform.processor(),
-        "threads": torch.get_num_threads(),
-        "system": platform.system(),
-    }
-
-
 def _lines(path: str) -> list[str]:
     return Path(path).read_text().splitlines() if Path(path).exists() else []
 
@@ -193,7 +180,11 @@ def main() -> None:
     if arguments.memory:
         print(json.dumps(measure_memory(arguments.memory == "per_sample")))
         return
-    results: dict[str, Any] = {"environment": environment(), "rounds": arguments.rounds}
+    results: dict[str, Any] = {
+        "command": "OMP_NUM_THREADS=1 python benchmarks/bench_gradients.py",
+        "environment": environment() | {"transformers": version("transformers")},
+        "rounds": arguments.rounds,
+    }
     for name in [arguments.only] if arguments.only else CASES:
         results[name] = measure(name, arguments.rounds)
         print(name, json.dumps(results[name], indent=2))

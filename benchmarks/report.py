@@ -135,6 +135,31 @@ def pages():
     return table(heads, rows) + "\n\n" + measured_on(record)
 
 
+def gradients():
+    record = load("gradients")
+    rows = [
+        [
+            name.replace("_", "-"),
+            f"{record[name]['parameters']:,}",
+            f"{record[name]['batch']['rows_per_second']}",
+            f"**{record[name]['batch']['speedup']:.2f}**",
+            "{overhead:.1%} ({overhead_but_storing:.1%})".format(**record[name]["batch"]),
+            f"{record[name]['per_sample']['rows_per_second']}",
+            f"**{record[name]['per_sample']['speedup']:.2f}**",
+            f"{record[name]['per_sample']['loop_speedup']:.2f}",
+        ]
+        for name in ("mlp", "bert_tiny", "resnet20")
+    ]
+    heads = ["model", "weights", "rows/s, a batch of 128 each", "of the plain loop", "overhead (but storing)"]
+    heads += ["rows/s, a sample each", "of the plain loop", "one by one"]
+    memory = record["peak_memory"]
+    peak = ", ".join(
+        f"{figures['peak_rise_mib']:.0f} MiB for {figures['rows_mib']:.0f} MiB of rows ({mode.replace('_', ' ')})"
+        for mode, figures in memory.items()
+    )
+    return f"{table(heads, rows)}\n\nPeak memory, in a process of its own: {peak}.\n\n{measured_on(record)}"
+
+
 def main():
     IMAGES.mkdir(exist_ok=True)
     text = PAGE.read_text()
@@ -144,6 +169,7 @@ def main():
         ("dynamic", dynamic),
         ("scaling", scaling),
         ("pages", pages),
+        ("gradients", gradients),
     ):
         marked = re.compile(rf"<!-- {name} -->\n.*?<!-- /{name} -->", re.DOTALL)
         assert marked.search(text), f"{PAGE} has no place for {name}"

@@ -19,7 +19,7 @@ RESULTS = Path(__file__).parent / "results"
 def seconds(**candidates: Callable[[], object]) -> dict[str, float]:
     """The best time of each candidate; they take turns, so that a slow spell of the machine hits all of them.
 
-    A candidate is repeated until it has run for a second or five times, whichever comes later, but slow ones (over ten
+    A candidate is repeated until it has run for a second or eight times, whichever comes later, but slow ones (over ten
     seconds) only once: against these, noise is small.
     """
     best: dict[str, float] = {}
@@ -40,7 +40,7 @@ def seconds(**candidates: Callable[[], object]) -> dict[str, float]:
 
 
 def _enough(rounds: int, spent: float, best: float) -> bool:
-    return (rounds >= 5 and spent >= 1) or (rounds >= 1 and best > 10) or (rounds >= 3 and best > 2)
+    return (rounds >= 8 and spent >= 1) or (rounds >= 1 and best > 10)
 
 
 def unit_rows(m: int, d: int) -> torch.Tensor:

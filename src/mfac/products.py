@@ -15,7 +15,7 @@ TILE = 1 << 20  # numbers in a converted tile: 8 MiB in float64
 TILE_COLUMNS = 1 << 15  # long enough for whole cache lines, short enough for many rows
 GRAM_COLUMNS = 1 << 14  # a Gram matrix sums over its columns, and likes them long
 WHITEN_COLUMNS = 1 << 10  # whitened columns go out again, and should not leave the cache before they are squared
-GRAM_ROWS, WHITEN_ROWS = 256, 128  # row blocks of symmetric or triangular products: upper halves are never computed
+ROW_BLOCKS, LEAST_ROWS = 4, 128  # of symmetric and triangular products, whose upper halves are never computed
 
 
 def project(G: Float[Tensor, "*blocks m d"], x: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
@@ -60,7 +60,7 @@ def gram(G: Float[Tensor, "*blocks m d"], dtype: torch.dtype) -> Float[Tensor, "
     part = torch.zeros(m, m, dtype=dtype, device=G.device)
     for columns in G.split(GRAM_COLUMNS, dim=1):
         piece = columns.to(dtype)
-        for rows in _row_blocks(m, GRAM_ROWS):
+        for rows in _row_blocks(m, max(LEAST_ROWS, m // ROW_BLOCKS)):
             torch.mm(piece[rows], piece[: rows.stop].T, out=part[rows, : rows.stop])
         K += part
     return K.tril() + K.tril(-1).T
@@ -76,10 +76,10 @@ def whitened_squares(
         return whitened_squares(Linv[0], G[0], dtype)[None]
     Linv = Linv.to(dtype)
     total = torch.zeros(G.shape[1], dtype=torch.float64, device=G.device)
-    W = torch.empty(min(len(G), WHITEN_ROWS) * min(G.shape[1], WHITEN_COLUMNS), dtype=dtype, device=G.device)
+    W = torch.empty(min(len(G), LEAST_ROWS) * min(G.shape[1], WHITEN_COLUMNS), dtype=dtype, device=G.device)
     for columns, sums in zip(G.split(WHITEN_COLUMNS, dim=1), total.split(WHITEN_COLUMNS), strict=True):
         piece = columns.to(dtype)
-        for rows in _row_blocks(len(G), WHITEN_ROWS):
+        for rows in _row_blocks(len(G), LEAST_ROWS):
             shape = (rows.stop - rows.start, piece.shape[1])
             part = W[: shape[0] * shape[1]].view(shape)
             torch.mm(Linv[rows, : rows.stop], piece[: rows.stop], out=part)
@@ -98,7 +98,7 @@ def whiten_(
     Linv = Linv.to(dtype)
     for columns in G.split(WHITEN_COLUMNS, dim=1):
         # From the last rows up: row block i needs only the rows before it, which are still those of G.
-        for rows in reversed(list(_row_blocks(len(G), WHITEN_ROWS))):
+        for rows in reversed(list(_row_blocks(len(G), LEAST_ROWS))):
             columns[rows] = Linv[rows, : rows.stop] @ columns[: rows.stop].to(dtype)
     return G
 
@@ -108,8 +108,9 @@ def column_squares(
 ) -> Float[Tensor, "*blocks d"]:
     """Column sums of G², each row weighted; the diagonal of Gᵀ diag(weights) G, in float64."""
     total = torch.zeros(*G.shape[:-2], G.shape[-1], dtype=torch.float64, device=G.device)
+    buffer = torch.empty(G[..., :WHITEN_COLUMNS].numel(), dtype=dtype, device=G.device)
     for columns, sums in zip(G.split(WHITEN_COLUMNS, dim=-1), total.split(WHITEN_COLUMNS, dim=-1), strict=True):
-        squares = columns.to(dtype).square()
+        squares = buffer[: columns.numel()].view(columns.shape).copy_(columns).square_()
         sums += squares.sum(-2) if weights is None else torch.einsum("...md,m->...d", squares, weights.to(dtype))
     return total
 
