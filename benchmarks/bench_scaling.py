@@ -1,9 +1,11 @@
 """How the cost grows with d, at m = 64: linearly, from a hundred thousand weights to ten million."""
 
+from itertools import cycle
+
 import torch
 
 import mfac
-from timing import save, seconds, show
+from timing import save, seconds, show, unit_rows
 
 DAMPING, M = 1e-4, 64  # where unit rows leave all products in float32
 

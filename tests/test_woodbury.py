@@ -91,6 +91,7 @@ def test_products_do_not_depend_on_how_they_are_cut(stored, computed, monkeypatc
         ("GRAM_COLUMNS", 16),
         ("WHITEN_COLUMNS", 16),
         ("LEAST_ROWS", 4),
+        ("WHITEN_ROWS", 4),
     ):
         monkeypatch.setattr(products, name, size)
     G = mixed(10, 50, 1.0, stored)

@@ -14,8 +14,9 @@ from torch import Tensor
 TILE = 1 << 20  # numbers in a converted tile: 8 MiB in float64
 TILE_COLUMNS = 1 << 15  # long enough for whole cache lines, short enough for many rows
 GRAM_COLUMNS = 1 << 14  # a Gram matrix sums over its columns, and likes them long
-WHITEN_COLUMNS = 1 << 10  # whitened columns go out again, and should not leave the cache before they are squared
-ROW_BLOCKS, LEAST_ROWS = 4, 128  # of symmetric and triangular products, whose upper halves are never computed
+WHITEN_COLUMNS = 1 << 12  # whitened columns go out again, and should not leave the cache before they are squared
+# Row blocks of symmetric and triangular products, whose upper halves are never computed.
+ROW_BLOCKS, LEAST_ROWS, WHITEN_ROWS = 4, 128, 256
 
 
 def project(G: Float[Tensor, "*blocks m d"], x: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
@@ -76,10 +77,10 @@ def whitened_squares(
         return whitened_squares(Linv[0], G[0], dtype)[None]
     Linv = Linv.to(dtype)
     total = torch.zeros(G.shape[1], dtype=torch.float64, device=G.device)
-    W = torch.empty(min(len(G), LEAST_ROWS) * min(G.shape[1], WHITEN_COLUMNS), dtype=dtype, device=G.device)
+    W = torch.empty(min(len(G), WHITEN_ROWS) * min(G.shape[1], WHITEN_COLUMNS), dtype=dtype, device=G.device)
     for columns, sums in zip(G.split(WHITEN_COLUMNS, dim=1), total.split(WHITEN_COLUMNS), strict=True):
         piece = columns.to(dtype)
-        for rows in _row_blocks(len(G), LEAST_ROWS):
+        for rows in _row_blocks(len(G), WHITEN_ROWS):
             shape = (rows.stop - rows.start, piece.shape[1])
             part = W[: shape[0] * shape[1]].view(shape)
             torch.mm(Linv[rows, : rows.stop], piece[: rows.stop], out=part)
@@ -98,7 +99,7 @@ def whiten_(
     Linv = Linv.to(dtype)
     for columns in G.split(WHITEN_COLUMNS, dim=1):
         # From the last rows up: row block i needs only the rows before it, which are still those of G.
-        for rows in reversed(list(_row_blocks(len(G), LEAST_ROWS))):
+        for rows in reversed(list(_row_blocks(len(G), WHITEN_ROWS))):
             columns[rows] = Linv[rows, : rows.stop] @ columns[: rows.stop].to(dtype)
     return G
 

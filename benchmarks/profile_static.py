@@ -1,0 +1,23 @@
+"""Where the time of a static set-up and diagonal goes, by operation: `python benchmarks/profile_static.py [m]`."""
+
+import sys
+
+from torch.profiler import ProfilerActivity, profile
+
+import mfac
+from timing import unit_rows
+
+
+def main():
+    G = unit_rows(int(sys.argv[1]) if len(sys.argv) > 1 else 512, 270_000)
+    mfac.StaticInverseFisher(G).diagonal()
+    with profile(activities=[ProfilerActivity.CPU]) as record:
+        op = mfac.StaticInverseFisher(G)
+    print("set-up\n", record.key_averages().table(sort_by="self_cpu_time_total", row_limit=6))
+    with profile(activities=[ProfilerActivity.CPU]) as record:
+        op.diagonal()
+    print("diagonal\n", record.key_averages().table(sort_by="self_cpu_time_total", row_limit=6))
+
+
+if __name__ == "__main__":
+    main()
