@@ -16,4 +16,5 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     from mfac.demo import run  # scikit-learn and matplotlib are only needed here
 
-    run(options.out)
+    for line in run(options.out):
+        print(line, flush=True)

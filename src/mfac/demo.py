@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,14 @@ class Line:
     dense: float
 
 
-def run(folder: Path) -> None:
-    """Trains, collects gradients, compares with the dense inverse and with the paper's algorithms, and plots."""
+def run(folder: Path) -> Iterator[str]:
+    """Trains, collects gradients, compares with the dense inverse and the paper's algorithms, plots; says what it finds."""
     torch.manual_seed(0)
     images, labels = _digits()
     model = nn.Sequential(nn.Linear(64, 24), nn.Tanh(), nn.Linear(24, 10))
     accuracy = _train(model, images, labels)
     weights = sum(p.numel() for p in model.parameters())
-    print(f"A network of {weights:,} weights on {len(images):,} handwritten digits: {accuracy:.1%} right.")
+    yield f"A network of {weights:,} weights on {len(images):,} handwritten digits: {accuracy:.1%} right."
 
     loss = nn.CrossEntropyLoss()
     start = time.perf_counter()
@@ -46,16 +46,16 @@ def run(folder: Path) -> None:
     G = collect_gradients(
         model, lambda model, batch: loss(model(batch[0]), batch[1]), batches, NUM_GRADS, per_sample=True, progress=False
     )
-    print(
+    yield (
         f"Its gradients on {NUM_GRADS} of them: G is {list(G.shape)}, collected in {time.perf_counter() - start:.2f} s."
     )
 
     dense, dense_seconds = _timed(lambda: _dense_inverse(G, DAMPING), times=1)
     lines = [*_static_lines(G, dense, dense_seconds), *_dynamic_lines(G, dense, dense_seconds)]
-    _print_table(lines)
+    yield _table(lines)
     path = folder / "operators.png"
     _plot(lines, _errors_by_damping(G), path)
-    print(f"\nThe plot: {path.resolve()}")
+    yield f"\nThe plot: {path.resolve()}"
 
 
 def _digits() -> tuple[Tensor, Tensor]:
@@ -148,13 +148,14 @@ def _error(answer: Tensor, truth: Tensor) -> float:
     return float((answer.double() - truth).norm() / truth.norm())
 
 
-def _print_table(lines: list[Line]) -> None:
-    print(f"\nIn float32, set-up included:{'error':>24}{'(paper)':>10}{'time':>12}{'(paper)':>12}{'(dense)':>12}")
+def _table(lines: list[Line]) -> str:
+    rows = [f"\nIn float32, set-up included:{'error':>24}{'(paper)':>10}{'time':>12}{'(paper)':>12}{'(dense)':>12}"]
     for line in lines:
         errors = f"{line.error:>12.0e}{line.paper_error:>10.0e}"
         times = "".join(f"{1e3 * value:>9.1f} ms" for value in (line.ours, line.paper, line.dense))
-        print(f"{line.name:<40}{errors}{times}")
-    print("Errors are relative, against the dense inverse in float64; (paper) is its literal algorithm.")
+        rows.append(f"{line.name:<40}{errors}{times}")
+    rows.append("Errors are relative, against the dense inverse in float64; (paper) is its literal algorithm.")
+    return "\n".join(rows)
 
 
 def _plot(lines: list[Line], errors: list[tuple[float, float, float]], path: Path) -> None:

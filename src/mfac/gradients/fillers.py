@@ -13,10 +13,10 @@ from mfac.gradients.batches import Batch, cut
 from mfac.gradients.losses import SampleFn
 from mfac.gradients.model_state import seeded
 from mfac.gradients.per_sample import Filled, LossFn, MappedGradients, loop_gradient
+from mfac.gradients.row_sinks import STAGING_BYTES
 from mfac.layout import ParameterLayout
 from mfac.memory import available_memory
 
-STAGING_BYTES = 256 * 2**20
 ACTIVATION_BYTES = 96 * 2**20
 FIRST_CHUNK = 8
 LARGEST_CHUNK = 128
