@@ -32,7 +32,7 @@ class Line:
 
 
 def run(folder: Path) -> Iterator[str]:
-    """Trains, collects gradients, compares with the dense inverse and the paper's algorithms, plots; says what it finds."""
+    """Trains, collects gradients, compares with the dense inverse and with the paper, plots; says what it finds."""
     torch.manual_seed(0)
     images, labels = _digits()
     model = nn.Sequential(nn.Linear(64, 24), nn.Tanh(), nn.Linear(24, 10))
