@@ -205,7 +205,7 @@ def test_there_must_be_a_row_to_replace(k):
         ({"m": 0}, "num_grads must be a positive int, not 0"),
         ({"m": 2.0}, "num_grads must be a positive int, not 2.0"),
         ({"d": -1}, "dim must be a positive int, not -1"),
-        ({"normalize": "no"}, "normalize must be 'seen' or 'full', not 'no'"),
+        ({"normalize": "no"}, "normalize must be 'seen', 'full' or 'sum', not 'no'"),
         ({"window": torch.int32}, "rows can be stored in .*, not torch.int32"),
         ({"precision": "double"}, "precision must be one of 'auto', 'float32', 'float64', not 'double'"),
         ({"damping": 0}, "damping must be positive and finite, not 0.0"),

@@ -16,11 +16,16 @@ from mfac.precision import SENSITIVITY_LIMIT, Precision, check_precision, float3
 from mfac.sliding import SlidingInverse
 from mfac.static import WIDE_PIECE
 
+Normalize = Literal["seen", "full", "sum"]
 WINDOW_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
+class NonFiniteGradientError(RuntimeError):
+    """A gradient that is not finite, and was kept out of the window."""
+
+
 class DynamicInverseFisher(InverseFisher):
-    """F⁻¹ over a window of the last m gradients: F = λ I + (1/k) Σ g gᵀ, k = min(seen, m) (or m from the start).
+    """F⁻¹ over a window of the last m gradients: F = λ I + (1/k) Σ g gᵀ, k = min(seen, m) (or m, or 1, throughout).
 
     An update costs one pass over the window and O(m²); `update_and_apply` one pass more, which is all that the
     optimizer's step needs: F⁻¹g = k Gᵀ S⁻¹ e, with nothing subtracted from g.
@@ -31,7 +36,7 @@ class DynamicInverseFisher(InverseFisher):
         damping: λ.
         dtype: of diagonals and elements, and of the rows unless `window` says otherwise.
         device: where the window lives.
-        normalize: "seen" divides by the gradients in the window, "full" by m from the start.
+        normalize: "seen" divides by the gradients in the window, "full" by m from the start, "sum" by nothing.
         window: the dtype in which rows are stored; answers are exact for the rows as stored.
         precision: of products with the window: "float32", "float64", or "auto": float32 where that is safe.
 
@@ -48,15 +53,15 @@ class DynamicInverseFisher(InverseFisher):
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
-        normalize: Literal["seen", "full"] = "seen",
+        normalize: Normalize = "seen",
         window: torch.dtype | None = None,
         precision: Precision = "auto",
     ):
         _check_count("num_grads", num_grads)
         _check_count("dim", dim)
         check_precision(precision)
-        if normalize not in ("seen", "full"):
-            raise ValueError(f"normalize must be 'seen' or 'full', not {normalize!r}")
+        if normalize not in ("seen", "full", "sum"):
+            raise ValueError(f"normalize must be 'seen', 'full' or 'sum', not {normalize!r}")
         stored = _check_window(dtype if window is None else window)
         super().__init__(dim, damping, _check_window(dtype), torch.empty(0, device=device).device)
         _check_memory(num_grads, dim, stored, self.device)
@@ -86,7 +91,7 @@ class DynamicInverseFisher(InverseFisher):
 
         Raises:
             ValueError: g has another shape or device, or no floating-point dtype.
-            RuntimeError: g is not finite. The window is as it was.
+            NonFiniteGradientError: a RuntimeError; g is not finite. The window is as it was.
         """
         self._exchange(self._updates % self._capacity, g)
         self._updates += 1
@@ -121,6 +126,30 @@ class DynamicInverseFisher(InverseFisher):
         return products.combine(self._rows, coefficients, dtype).to(g.dtype)
 
     @torch.no_grad()
+    def widen(self, extra: int) -> None:
+        """Adds `extra` weights, behind the others, in which all gradients so far are zero.
+
+        Raises:
+            ValueError: `extra` is not a positive int.
+            MemoryError: the wider window, made beside the present one, is larger than the memory.
+        """
+        _check_count("extra", extra)
+        _check_memory(self._capacity, self._dim + extra, self._G.dtype, self.device)
+        G = torch.zeros(self._capacity, self._dim + extra, dtype=self._G.dtype, device=self.device)
+        G[:, : self._dim] = self._G
+        self._G, self._dim, self._snapshot = G, self._dim + extra, None
+
+    @property
+    def rows(self) -> Float[Tensor, "m d"]:
+        """G as stored, rows that were not filled yet being zero; the window's own memory."""
+        return self._G
+
+    @property
+    def gram(self) -> Float[Tensor, "n n"]:
+        """G Gᵀ of the rows that are there, in float64; a view of the window's own memory."""
+        return self._inverse.K[: self.num_seen, : self.num_seen]
+
+    @torch.no_grad()
     def diagonal(self) -> Float[Tensor, " d"]:
         """[F⁻¹]_ii for every i, each between 1/F_ii and 1/λ."""
         if self.num_seen == 0:
@@ -135,8 +164,13 @@ class DynamicInverseFisher(InverseFisher):
         return self._frozen().logdet()
 
     def state_dict(self) -> dict[str, Any]:
-        """All of the state. The rows are the window's own memory, so save it (or deep-copy it) before going on."""
+        """All of the state, with the same entries at any time, which checkpoints that load in place ask for.
+
+        The rows are the window's own memory, so save it (or deep-copy it) before going on.
+        """
         inverse = self._inverse
+        rough = torch.zeros(self._capacity, dtype=torch.bool)
+        rough[list(self._rough)] = True
         return {
             "num_grads": self._capacity,
             "dim": self._dim,
@@ -146,9 +180,10 @@ class DynamicInverseFisher(InverseFisher):
             "num_seen": self.num_seen,
             "rows": self._G,
             "gram": inverse.K.clone(),
-            "inverse": None if inverse.inverse is None else inverse.inverse.clone(),
+            "inverse": torch.zeros_like(inverse.K) if inverse.inverse is None else inverse.inverse.clone(),
+            "inverse_held": inverse.inverse is not None,
             "age": inverse.age,
-            "rough": sorted(self._rough),
+            "rough": rough,
             "sensitive": self._sensitive,
         }
 
@@ -156,21 +191,26 @@ class DynamicInverseFisher(InverseFisher):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over a saved state; rows saved in another dtype are converted, and their products made anew.
 
+        `rows` may also be a list of tensors: pieces of the columns, side by side.
+
         Raises:
             ValueError: the state is of another window, or its rows are not those its products were made from.
         """
         _check_state(state, {"num_grads": self._capacity, "dim": self._dim, "normalize": self._normalize})
-        rows, n = state["rows"].to(self.device), int(state["num_seen"])
-        self._check_products(rows[:n], state["gram"])
+        pieces, n = state["rows"], int(state["num_seen"])
+        pieces = [pieces] if isinstance(pieces, Tensor) else list(pieces)
+        self._check_products([piece[:n] for piece in pieces], state["gram"])
         self._damping = float(state["damping"])
-        self._G.copy_(rows)
+        for columns, piece in zip(self._G.split([piece.shape[1] for piece in pieces], dim=1), pieces, strict=True):
+            columns.copy_(piece)
         self._updates = int(state["updates"])
-        self._rough = set(state["rough"])
+        self._rough = set(state["rough"].nonzero().flatten().tolist())
         self._sensitive = bool(state["sensitive"])
         self._snapshot = None
         shift = self._divisor(n) * self.damping
-        self._inverse.restore(state["gram"], n, shift, state["inverse"], int(state["age"]))
-        if rows.dtype != self._G.dtype:
+        inverse = state["inverse"] if state["inverse_held"] else None
+        self._inverse.restore(state["gram"], n, shift, inverse, int(state["age"]))
+        if pieces[0].dtype != self._G.dtype:
             self._rough = set(range(n))
             self._polish()
 
@@ -179,7 +219,7 @@ class DynamicInverseFisher(InverseFisher):
         return self._G[: self.num_seen]
 
     def _divisor(self, seen: int) -> int:
-        return seen if self._normalize == "seen" else self._capacity
+        return {"seen": seen, "full": self._capacity, "sum": 1}[self._normalize]
 
     def _exchange(self, k: int, g: Float[Tensor, " d"]) -> None:
         """Row k becomes g, or nothing changes; one host sync, where the checks come to the host."""
@@ -193,7 +233,7 @@ class DynamicInverseFisher(InverseFisher):
         square, drift, sensitivity = checks.tolist()
         if not square < float("inf"):
             self._inverse.rollback()
-            raise RuntimeError(
+            raise NonFiniteGradientError(
                 f"the gradient is not finite (its squared norm in {row.dtype} is {square}), and would spoil the window "
                 f"for {self._capacity} updates; the window is as it was: skip this step, or lower the learning rate"
             )
@@ -294,9 +334,9 @@ class DynamicInverseFisher(InverseFisher):
         if g.device != self.device:
             raise ValueError(f"the gradient is on {g.device}, the window on {self.device}; move it with .to(op.device)")
 
-    def _check_products(self, rows: Float[Tensor, "n d"], gram: Float[Tensor, "m m"]) -> None:
-        squares = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square()
-        if not torch.allclose(squares.cpu(), gram.diagonal()[: len(rows)].cpu(), rtol=1e-3, atol=0):
+    def _check_products(self, pieces: list[Tensor], gram: Float[Tensor, "m m"]) -> None:
+        squares = sum(torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square().cpu() for rows in pieces)
+        if not torch.allclose(torch.as_tensor(squares), gram.diagonal()[: len(pieces[0])].cpu(), rtol=1e-3, atol=0):
             raise ValueError(
                 "the saved rows are not those that the saved products were made from: the window went on after "
                 "state_dict(), whose rows are its own memory; save the state, or deep-copy it, before going on"
@@ -314,9 +354,13 @@ def _check_window(dtype: torch.dtype) -> torch.dtype:
     return dtype
 
 
+def window_bytes(num_grads: int, dim: int, stored: torch.dtype) -> int:
+    """Memory of a window: its rows, and four m x m matrices of float64 (Gram, inverse, its successor, a factor)."""
+    return num_grads * dim * stored.itemsize + 4 * 8 * num_grads**2
+
+
 def _check_memory(num_grads: int, dim: int, stored: torch.dtype, device: torch.device) -> None:
-    algebra = 4 * 8 * num_grads**2
-    needed, available = num_grads * dim * stored.itemsize + algebra, available_memory(device)
+    needed, available = window_bytes(num_grads, dim, stored), available_memory(device)
     if available is None or needed <= available:
         return
     fits = max(0, int(available / (dim * stored.itemsize + 32 * num_grads)))

@@ -27,12 +27,21 @@ class ParameterLayout:
     """
 
     def __init__(self, model: nn.Module, params: Params = None, masks: Masks = None):
-        chosen = _choose(model, params)
+        named = dict(model.named_parameters(remove_duplicate=False))  # masks may call a tied weight by either name
+        self._lay(_choose(model, params), _masks_by_parameter(named, masks, "the model"))
+
+    @classmethod
+    def of_tensors(cls, named: Mapping[str, Tensor], masks: Masks = None) -> "ParameterLayout":
+        """The layout of tensors that come without a model, in their order, as an optimizer has them."""
+        layout = cls.__new__(cls)
+        layout._lay(named, _masks_by_parameter(named, masks, "the optimizer"))
+        return layout
+
+    def _lay(self, chosen: Mapping[str, Tensor], found: dict[int, Tensor]) -> None:
         self.names: tuple[str, ...] = tuple(chosen)
         self.tensors: tuple[Tensor, ...] = tuple(chosen.values())
         self.full_sizes: tuple[int, ...] = tuple(tensor.numel() for tensor in self.tensors)
         self.full_dim: int = sum(self.full_sizes)
-        found = _masks_by_parameter(model, masks)
         self.kept: tuple[Tensor | None, ...] = tuple(
             _kept_indices(name, tensor, found.get(id(tensor))) for name, tensor in chosen.items()
         )
@@ -144,16 +153,15 @@ def _matches(model: nn.Module, item: str | Tensor) -> set[int]:
     return trainable
 
 
-def _masks_by_parameter(model: nn.Module, masks: Masks) -> dict[int, Tensor]:
+def _masks_by_parameter(named: Mapping[str, Tensor], masks: Masks, owner: str) -> dict[int, Tensor]:
     """{id of the parameter: mask}, for masks given by name or by parameter."""
-    named = dict(model.named_parameters(remove_duplicate=False))
     ids = {id(tensor) for tensor in named.values()}
     found = {}
     for key, mask in (masks or {}).items():
         parameter = named.get(key) if isinstance(key, str) else key
         if parameter is None or id(parameter) not in ids:
             label = repr(key) if isinstance(key, str) else f"a tensor of shape {tuple(key.shape)}"
-            raise ValueError(f"masks: {label} is not a parameter of the model; it has {_some(named)}")
+            raise ValueError(f"masks: {label} is not a parameter of {owner}; it has {_some(named)}")
         found[id(parameter)] = mask
     return found
 

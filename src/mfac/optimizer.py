@@ -1,0 +1,382 @@
+"""The M-FAC optimizer: SGD preconditioned by the inverse of the Fisher matrix of the last m gradients."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, ParamsT
+
+from mfac.dynamic import Normalize, window_bytes
+from mfac.layout import ParameterLayout
+from mfac.parameter_window import Damping, NonFinite, ParameterWindow, name_masks, name_parameters, row_dtype
+from mfac.precision import Precision
+
+GROUP_OPTIONS = {"lr", "momentum", "nesterov", "weight_decay", "decoupled_weight_decay", "maximize"}
+WINDOW_OPTIONS = {"num_grads", "damping", "normalize", "window", "masks", "update_every", "max_step_norm"}
+
+
+def mfac_update(
+    params: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    buffers: Sequence[Tensor],
+    *,
+    lr: float,
+    momentum: float,
+    nesterov: bool,
+    weight_decay: float,
+) -> None:
+    """Moves parameters by their parts d of F⁻¹g: v ← μ v + (1−μ) d;  w ← (1 − lr·decay) w − lr·v.
+
+    With Nesterov's momentum μ v + (1−μ) d takes the place of v in the second; without momentum there is no v, and d
+    does. `weight_decay` is the decoupled one here. `steps` are used up.
+    """
+    if momentum:
+        torch._foreach_lerp_(list(buffers), list(steps), 1 - momentum)
+        if nesterov:
+            torch._foreach_lerp_(list(steps), list(buffers), momentum)
+        else:
+            steps = buffers
+    if weight_decay:
+        torch._foreach_mul_(list(params), 1 - lr * weight_decay)
+    torch._foreach_add_(list(params), list(steps), alpha=-lr)
+
+
+class MFAC(Optimizer):
+    """M-FAC (Frantar, Kurtic, Alistarh, NeurIPS 2021): w ← w − lr F⁻¹g over a window of the last m gradients.
+
+        g ← ∇loss (+ weight_decay · w)
+        F = λ I + (1/m) Σ g gᵀ        over the window, g in the place of the oldest gradient
+        v ← μ v + (1−μ) F⁻¹g
+        w ← w − lr v
+
+    m is `num_grads`, λ `damping`, μ `momentum`. One window holds all parameters of all groups, so F is the full matrix;
+    it takes m times the memory of the trained weights (`memory_needed`). `lr`, `momentum`, `nesterov`, `weight_decay`,
+    `decoupled_weight_decay` and `maximize` can differ by group.
+
+    Args:
+        params: parameters, named parameters or groups of them, as for any optimizer of torch.
+        lr: with `normalize="full"` a step grows like lr · m; with "sum" one learning rate serves every m.
+        num_grads: m.
+        damping: λ, or a function of the number of steps so far; `optimizer.damping` can be assigned to.
+        momentum: μ, of the average of preconditioned gradients.
+        nesterov: look one step ahead of the average.
+        weight_decay: added to the gradient before it enters the window (L2), unless it is decoupled.
+        decoupled_weight_decay: w ← (1 − lr · weight_decay) w besides, and nothing of it in the window.
+        maximize: go uphill.
+        normalize: what Σ g gᵀ is divided by: m from the start ("full"), the gradients seen ("seen"), nothing ("sum").
+        window: the dtype in which gradients are stored; None: float32 (float64 where parameters have it).
+        masks: {parameter: bool tensor}, or {name: ...} with named parameters; True = kept. Only kept coordinates are in
+            the window; the others must be zero, and stay so.
+        update_every: only every so many gradients enter the window.
+        max_step_norm: a longer step lr F⁻¹g (over all groups) is shortened to this, before it enters the momentum.
+        nonfinite: a gradient that is not finite is an error ("raise"), or skipped and counted ("skip").
+        precision: of products with the window; as for `DynamicInverseFisher`.
+        device: where the window lives; None: where the first parameter is.
+
+    Raises:
+        ValueError: an argument out of its range, or a mask that does not fit.
+        MemoryError: the window does not fit; the message has the figures.
+    """
+
+    _window: ParameterWindow | None = None
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        num_grads: int = 1024,
+        damping: Damping = 1e-5,
+        *,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        decoupled_weight_decay: bool = False,
+        maximize: bool = False,
+        normalize: Normalize = "full",
+        window: torch.dtype | None = None,
+        masks: Mapping[Any, Tensor] | None = None,
+        update_every: int = 1,
+        max_step_norm: float | None = None,
+        nonfinite: NonFinite = "raise",
+        precision: Precision = "auto",
+        device: torch.device | str | None = None,
+    ):
+        if max_step_norm is not None and not max_step_norm > 0:
+            raise ValueError(f"max_step_norm must be positive, or None for steps of any length, not {max_step_norm!r}")
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "weight_decay": weight_decay,
+            "decoupled_weight_decay": decoupled_weight_decay,
+            "maximize": maximize,
+        }
+        super().__init__(params, defaults)
+        self.max_step_norm = max_step_norm
+        self.seconds = 0.0
+        named = name_parameters(self.param_groups)
+        trained = {name: tensor for name, tensor in named.items() if tensor.requires_grad}
+        if not trained:
+            raise ValueError(
+                "none of the parameters is trainable; call requires_grad_(True) on those you want to train"
+            )
+        self._window = ParameterWindow(
+            trained,
+            name_masks(masks, named),
+            num_grads,
+            damping,
+            normalize=normalize,
+            window=window,
+            precision=precision,
+            device=device,
+            update_every=update_every,
+            nonfinite=nonfinite,
+        )
+        self._begin_state(trained.values())
+
+    @property
+    def damping(self) -> float:
+        """λ. Assigning to it costs a Cholesky factorisation of the m x m matrix."""
+        return self._curvature.operator.damping
+
+    @damping.setter
+    def damping(self, damping: float) -> None:
+        self._curvature.operator.damping = damping
+        self._curvature.schedule = None
+
+    @property
+    def skipped(self) -> int:
+        """How many gradients were not finite, and skipped."""
+        return self._curvature.skipped
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group, in mid-training too: past gradients are zero for its parameters.
+
+        Raises:
+            ValueError: an option out of its range, or one that belongs to the whole window.
+            MemoryError: the wider window does not fit. Nothing was added.
+        """
+        super().add_param_group(param_group)
+        try:
+            _check_group(self.param_groups[-1])
+            if self._window is not None:
+                self._cover(tensor for tensor in self.param_groups[-1]["params"] if tensor.requires_grad)
+        except BaseException:
+            self.param_groups.pop()
+            raise
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One step with the gradients in `.grad`; a parameter without one does not move.
+
+        Args:
+            closure: computes the loss and its gradients, and returns the loss.
+
+        Raises:
+            RuntimeError: a gradient is not finite (with `nonfinite="raise"`) or sparse. Nothing has changed.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        began = time.perf_counter()
+        gradients = self._gradients()
+        if gradients:
+            self._cover(tensor for tensor in gradients if tensor not in self._curvature)
+            steps = self._curvature.precondition(gradients)
+            if steps is not None:
+                self._move(steps)
+        self.seconds += time.perf_counter() - began
+        return loss
+
+    def diagnostics(self) -> dict[str, float]:
+        """Figures to plot, of the last step and the window; computed when asked for, in O(m³).
+
+        `gradient_norm` (decay included), `step_norm` (of F⁻¹g), `cosine` between the two, `effective_rank` of the
+        window, `num_seen` gradients in it, `damping`, `skipped` gradients, `seconds` spent in `step` so far.
+        """
+        return {**self._curvature.diagnostics(), "seconds": self.seconds}
+
+    @staticmethod
+    def memory_needed(
+        params: Iterable[Tensor] | Iterable[tuple[str, Tensor]],
+        num_grads: int = 1024,
+        *,
+        window: torch.dtype | None = None,
+        masks: Mapping[Any, Tensor] | None = None,
+        momentum: float = 0.0,
+    ) -> int:
+        """Bytes that the optimizer will hold, before it is built: the window, its algebra and the momentum."""
+        pairs = [item if isinstance(item, tuple) else (f"parameter {i}", item) for i, item in enumerate(params)]
+        named = {name: tensor for name, tensor in pairs if tensor.requires_grad}
+        layout = ParameterLayout.of_tensors(named, masks)
+        buffers = layout.full_dim * row_dtype(layout).itemsize if momentum else 0
+        return window_bytes(num_grads, layout.dim, window or row_dtype(layout)) + buffers
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of the state. Gradients of the window are its own memory: save it (or deep-copy it) before going on."""
+        packed: dict[str, Any] = super().state_dict()
+        states = self._curvature.parameter_states()
+        places = [i for i, tensor in enumerate(self._tensors()) if tensor in states]
+        for i in places:
+            packed["state"][i] = {**packed["state"][i], **states[self._tensors()[i]]}
+        packed["state"][places[0]]["window"] = self._curvature.shared_state()
+        return packed
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over a saved state; a window stored in another dtype or on another device is converted.
+
+        Raises:
+            ValueError: it is the state of other parameters, or of another window.
+        """
+        window = _find_window(state_dict)
+        _check_names(state_dict["param_groups"], self.param_groups)
+        tensors = self._tensors()
+        entries = {tensors[i]: entry for i, entry in state_dict["state"].items() if i < len(tensors)}
+        states = {tensor: entry for tensor, entry in entries.items() if "rows" in entry}
+        self._cover(tensor for tensor in states if tensor not in self._curvature)
+        steps = {i: {"step": entry["step"]} for i, entry in state_dict["state"].items()}
+        before = [dict(group) for group in self.param_groups]
+        super().load_state_dict({**state_dict, "state": steps})
+        try:
+            self._curvature.load_state(window, states)
+        except BaseException:
+            for group, old in zip(self.param_groups, before, strict=True):
+                group.update(old)
+            raise
+        for tensor, entry in entries.items():
+            if "momentum_buffer" in entry:
+                self._buffer(tensor).copy_(entry["momentum_buffer"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        mine = {name: self.__dict__[name] for name in ("_window", "max_step_norm", "seconds")}
+        return {**super().__getstate__(), **mine}
+
+    @property
+    def _curvature(self) -> ParameterWindow:
+        assert self._window is not None
+        return self._window
+
+    def _tensors(self) -> list[Tensor]:
+        return [tensor for group in self.param_groups for tensor in group["params"]]
+
+    def _begin_state(self, tensors: Iterable[Tensor]) -> None:
+        # torch's checkpoints "initialise" an optimizer without state by a step with zero gradients.
+        for tensor in tensors:
+            self.state[tensor]["step"] = 0
+
+    def _cover(self, tensors: Iterable[Tensor]) -> None:
+        wanted = set(tensors)
+        if wanted:
+            named = name_parameters(self.param_groups)
+            self._curvature.cover({name: tensor for name, tensor in named.items() if tensor in wanted})
+            self._begin_state(wanted)
+
+    def _gradients(self) -> dict[Tensor, Tensor]:
+        """{parameter: what enters the row}: its gradient, uphill or down, with the decay that is not decoupled."""
+        gradients: dict[Tensor, Tensor] = {}
+        for group in self.param_groups:
+            params = [tensor for tensor in group["params"] if tensor.grad is not None]
+            if not params:
+                continue
+            found: Sequence[Tensor] = [tensor.grad for tensor in params]
+            if any(gradient.is_sparse for gradient in found):
+                self._refuse_sparse(params)
+            if group["maximize"]:
+                found = torch._foreach_neg(list(found))
+            if group["weight_decay"] and not group["decoupled_weight_decay"]:
+                found = [gradient.to(torch.promote_types(gradient.dtype, torch.float32)) for gradient in found]
+                found = torch._foreach_add(list(found), params, alpha=group["weight_decay"])
+            gradients.update(zip(params, found, strict=True))
+        return gradients
+
+    def _move(self, steps: dict[Tensor, Tensor]) -> None:
+        if self.max_step_norm is not None:
+            self._shorten(steps, self.max_step_norm)
+        for group in self.param_groups:
+            params = [tensor for tensor in group["params"] if tensor in steps]
+            if not params:
+                continue
+            mfac_update(
+                params,
+                [steps[tensor] for tensor in params],
+                [self._buffer(tensor) for tensor in params] if group["momentum"] else [],
+                lr=float(group["lr"]),
+                momentum=group["momentum"],
+                nesterov=group["nesterov"],
+                weight_decay=group["weight_decay"] if group["decoupled_weight_decay"] else 0.0,
+            )
+            for tensor in params:
+                self.state[tensor]["step"] += 1
+
+    def _shorten(self, steps: dict[Tensor, Tensor], longest: float) -> None:
+        device = self._curvature.operator.device
+        norms = []
+        for group in self.param_groups:
+            parts = [steps[tensor] for tensor in group["params"] if tensor in steps]
+            norms += [norm.to(device) * float(group["lr"]) for norm in torch._foreach_norm(parts)] if parts else []
+        length = torch.linalg.vector_norm(torch.stack(norms))
+        scale = (longest / length).clamp_max(1.0)  # stays on the device: no sync
+        for part in steps.values():
+            part.mul_(scale.to(part.device))
+
+    def _buffer(self, tensor: Tensor) -> Tensor:
+        """The momentum of a parameter, in the dtype of the rows."""
+        state = self.state[tensor]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros(
+                tensor.shape, dtype=self._curvature.operator.dtype, device=tensor.device
+            )
+        buffer: Tensor = state["momentum_buffer"]
+        return buffer
+
+    def _refuse_sparse(self, params: Sequence[Tensor]) -> None:
+        names = {tensor: name for name, tensor in name_parameters(self.param_groups).items()}
+        sparse = [names[tensor] for tensor in params if tensor.grad is not None and tensor.grad.is_sparse]
+        raise RuntimeError(
+            f"MFAC does not support sparse gradients, and {', '.join(sparse)} has one; build the embedding with "
+            "sparse=False"
+        )
+
+
+def _check_group(group: Mapping[str, Any]) -> None:
+    misplaced = WINDOW_OPTIONS & set(group)
+    if misplaced:
+        raise ValueError(f"{', '.join(sorted(misplaced))}: one for the whole window; pass it to MFAC, not to a group")
+    if not float(group["lr"]) >= 0:
+        raise ValueError(f"lr must be 0 or more, not {group['lr']}")
+    if not 0 <= group["momentum"] < 1:
+        raise ValueError(f"momentum must be at least 0 and below 1, not {group['momentum']}")
+    if not group["weight_decay"] >= 0:
+        raise ValueError(f"weight_decay must be 0 or more, not {group['weight_decay']}")
+    if group["nesterov"] and not group["momentum"]:
+        raise ValueError("nesterov looks ahead of a momentum, and momentum is 0; give one, for instance 0.9")
+
+
+def _find_window(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = [entry["window"] for entry in state_dict["state"].values() if "window" in entry]
+    if len(found) != 1:
+        raise ValueError(
+            "this is not a state of MFAC: it has no window of gradients; was it saved by another optimizer?"
+        )
+    window: Mapping[str, Any] = found[0]
+    return window
+
+
+def _check_names(saved: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> None:
+    for theirs, ours in zip(saved, groups, strict=False):  # torch itself refuses another number of groups
+        pairs = zip(theirs.get("param_names", ()), ours.get("param_names", ()), strict=False)
+        for there, here in pairs:
+            if there != here:
+                raise ValueError(
+                    f"the state was saved with {there!r} where this optimizer has {here!r}; give the parameters in the "
+                    "order in which they were when it was saved"
+                )
