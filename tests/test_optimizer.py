@@ -1,0 +1,235 @@
+"""The optimizer against the paper's literal algorithm, and the properties that define it."""
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn import functional as F
+
+import mfac
+from mfac import reference
+
+M = 24
+
+
+def digits(dtype=torch.float64):
+    images, labels = load_digits(return_X_y=True)
+    return torch.from_numpy(images / 16).to(dtype).reshape(-1, 1, 8, 8), torch.from_numpy(labels).long()
+
+
+def network(dtype=torch.float64):
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 16), nn.Tanh())
+    return nn.Sequential(*layers, nn.Linear(16, 10)).to(dtype)
+
+
+def batches(steps, dtype=torch.float64, size=32):
+    images, labels = digits(dtype)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        chosen = torch.randint(len(images), (size,), generator=generator)
+        yield images[chosen], labels[chosen]
+
+
+def prune_half(model):
+    """Masks that remove half of the weights of every layer, and the model with them removed."""
+    generator = torch.Generator().manual_seed(2)
+    masks = {}
+    for name, tensor in model.named_parameters():
+        if tensor.ndim > 1:
+            masks[name] = torch.rand(tensor.shape, generator=generator) < 0.5
+            tensor.data *= masks[name]
+    return masks
+
+
+def train(model, optimizer, steps, dtype=torch.float64):
+    losses = []
+    for images, labels in batches(steps, dtype):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def flat(tensors):
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def train_literally(model, steps, *, lr, damping, momentum=0.0, weight_decay=0.0, decoupled=False, masks=None):
+    """w ← w − lr v over Algorithms 1 and 2, each step from scratch, on a window that starts with zeros."""
+    params = list(model.parameters())
+    kept = flat([(masks or {}).get(name, torch.ones_like(p)) for name, p in model.named_parameters()]).bool()
+    G = torch.zeros(M, int(kept.sum()), dtype=torch.float64)
+    v = torch.zeros(G.shape[1], dtype=torch.float64)
+    for t, (images, labels) in enumerate(batches(steps)):
+        gradients = torch.autograd.grad(F.cross_entropy(model(images), labels), params)
+        w = flat(params)
+        g = (flat(gradients) + (0.0 if decoupled else weight_decay) * w)[kept]
+        G[t % M] = g
+        D, B = reference.dynamic_setup(G @ G.T, damping)
+        v = momentum * v + (1 - momentum) * reference.dynamic_multiply(G, g, D, B, damping)
+        w[kept] = w[kept] * (1 - lr * weight_decay * decoupled) - lr * v
+        torch.nn.utils.vector_to_parameters(w, params)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"momentum": 0.9},
+        {"weight_decay": 3e-3},
+        {"weight_decay": 1e-2, "decoupled_weight_decay": True, "momentum": 0.5},
+        {"momentum": 0.9, "weight_decay": 3e-3, "masks": True},
+    ],
+    ids=str,
+)
+def test_300_steps_are_those_of_the_literal_algorithm(options):
+    ours, theirs = network(), network()
+    masks = (prune_half(ours), prune_half(theirs))[0] if options.pop("masks", False) else None
+    optimizer = mfac.MFAC(ours.named_parameters(), 5e-3, M, 1e-3, masks=masks, **options)
+    losses = train(ours, optimizer, 300)
+    decoupled = options.pop("decoupled_weight_decay", False)
+    train_literally(theirs, 300, lr=5e-3, damping=1e-3, decoupled=decoupled, masks=masks, **options)
+    torch.testing.assert_close(flat(ours.parameters()), flat(theirs.parameters()), rtol=1e-7, atol=1e-9)
+    assert sum(losses[-20:]) < 0.8 * sum(losses[:20])
+
+
+def test_it_is_deterministic():
+    models = [network(torch.float32) for _ in range(2)]
+    for model in models:
+        train(model, mfac.MFAC(model.parameters(), 5e-3, M, momentum=0.9), 60, torch.float32)
+    assert torch.equal(flat(models[0].parameters()), flat(models[1].parameters()))
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 1e-2])
+def test_with_a_huge_damping_it_is_sgd(weight_decay):
+    damping = 1e6
+    ours, theirs = network(), network()
+    train(ours, mfac.MFAC(ours.parameters(), 0.1 * damping, M, damping, weight_decay=weight_decay), 50)
+    train(theirs, torch.optim.SGD(theirs.parameters(), 0.1, weight_decay=weight_decay), 50)
+    torch.testing.assert_close(flat(ours.parameters()), flat(theirs.parameters()), rtol=1e-4, atol=1e-6)
+
+
+def test_it_converges_on_an_ill_conditioned_quadratic_where_sgd_crawls():
+    """Least squares with noise, condition number 10⁶: F is the Hessian, so F⁻¹g goes down every direction alike."""
+    generator = torch.Generator().manual_seed(3)
+    scales = torch.logspace(0, -3, 20, dtype=torch.float64)
+    A = torch.randn(1500, 20, dtype=torch.float64, generator=generator) * scales
+    b = A @ (3 / scales) + torch.randn(1500, dtype=torch.float64, generator=generator)
+    best = torch.linalg.lstsq(A, b[:, None]).solution[:, 0]
+
+    def excess_loss(make):
+        w = nn.Parameter(torch.zeros(20, dtype=torch.float64))
+        optimizer = make([w])
+        for a, target in zip(A, b, strict=True):
+            w.grad = (a @ w.detach() - target) * a  # the gradient of ½ (aᵀw − b)²
+            optimizer.step()
+        return float((A @ (w.detach() - best)).square().mean() / 2)
+
+    sgd = min(excess_loss(lambda p, lr=lr: torch.optim.SGD(p, lr)) for lr in (0.3, 0.1, 0.03, 0.01))
+    ours = excess_loss(lambda p: mfac.MFAC(p, 0.3, 200, 1e-8, normalize="seen"))
+    assert ours < 3 < 40 < sgd
+
+
+def test_the_sum_is_the_mean_with_other_units():
+    """(λI + Σggᵀ/m)⁻¹ is m (mλI + Σggᵀ)⁻¹: lr and damping times m make "sum" of "full"."""
+    full, summed = network(), network()
+    train(full, mfac.MFAC(full.parameters(), 1e-3, M, 1e-4, momentum=0.9), 80)
+    train(summed, mfac.MFAC(summed.parameters(), 1e-3 * M, M, 1e-4 * M, momentum=0.9, normalize="sum"), 80)
+    torch.testing.assert_close(flat(full.parameters()), flat(summed.parameters()), rtol=1e-7, atol=1e-10)
+
+
+def last_losses(lr, num_grads, damping, normalize):
+    model = network(torch.float32)
+    optimizer = mfac.MFAC(model.parameters(), lr, num_grads, damping, normalize=normalize)
+    return sum(train(model, optimizer, 300, torch.float32)[-50:]) / 50
+
+
+def test_with_the_sum_one_learning_rate_serves_every_window():
+    summed = [last_losses(0.1, m, 1e-3, "sum") for m in (16, 64, 256)]
+    full = [last_losses(1e-3, m, 1e-5, "full") for m in (16, 64, 256)]
+    assert max(summed) < 2 * min(summed)
+    assert max(full) > 3 * min(full)  # what the sum is for
+
+
+def test_nesterov_looks_one_step_ahead():
+    plain, ahead = network(), network()
+    for model, nesterov in ((plain, False), (ahead, True)):
+        train(model, mfac.MFAC(model.parameters(), 1e-3, M, momentum=0.9, nesterov=nesterov), 1)
+    start = flat(network().parameters())
+    moved, looked = flat(plain.parameters()) - start, flat(ahead.parameters()) - start
+    torch.testing.assert_close(looked, 1.9 * moved, rtol=1e-9, atol=1e-12)  # μ(1−μ)d + (1−μ)d against (1−μ)d
+
+
+def test_gradients_in_between_are_multiplied_and_not_added():
+    model = network()
+    optimizer = mfac.MFAC(model.parameters(), 1e-3, M, 1e-3, update_every=3)
+    train(model, optimizer, 6)
+    window = optimizer._window.operator
+    assert window.num_seen == 2
+    before, g = flat(model.parameters()), torch.ones(window.shape[0], dtype=torch.float64)
+    optimizer._window.calls = 1  # not the turn of this one
+    for tensor in model.parameters():
+        tensor.grad = torch.ones_like(tensor)
+    optimizer.step()
+    dense = torch.linalg.inv(window.damping * torch.eye(len(g), dtype=g.dtype) + window.rows.T @ window.rows / M)
+    torch.testing.assert_close(before - flat(model.parameters()), 1e-3 * dense @ g)
+    assert window.num_seen == 2
+
+
+def test_a_step_is_no_longer_than_it_may_be():
+    model = network()
+    groups = [{"params": model[0].parameters(), "lr": 2.0}, {"params": model[4].parameters(), "lr": 1.0}]
+    optimizer = mfac.MFAC(groups, num_grads=M, max_step_norm=1e-3)
+    for tensor in model.parameters():
+        tensor.grad = torch.ones_like(tensor)
+    before = flat(model.parameters())
+    optimizer.step()
+    assert float((flat(model.parameters()) - before).norm()) == pytest.approx(1e-3)
+
+
+def test_time_and_memory_of_a_step_follow_the_density():
+    model = network(torch.float32)
+    masks = prune_half(model)
+    kept = sum(int(masks[name].sum()) if name in masks else p.numel() for name, p in model.named_parameters())
+    optimizer = mfac.MFAC(model.named_parameters(), num_grads=M, masks=masks)
+    assert optimizer._window.operator.rows.shape == (M, kept)
+
+
+def test_the_preconditioner_replaces_gradients_by_their_preconditioned_ones():
+    model = network()
+    preconditioner = mfac.MFACPreconditioner(model.named_parameters(), M, 1e-3, normalize="seen")
+    rows = []
+    for images, labels in batches(5):
+        model.zero_grad()
+        F.cross_entropy(model(images), labels).backward()
+        rows.append(flat([p.grad for p in model.parameters()]))
+        assert preconditioner.step()
+    G = torch.stack(rows)
+    dense = torch.linalg.inv(1e-3 * torch.eye(G.shape[1], dtype=G.dtype) + G.T @ G / 5)
+    torch.testing.assert_close(flat([p.grad for p in model.parameters()]), dense @ rows[-1], rtol=1e-8, atol=1e-10)
+
+
+def test_preconditioner_then_sgd_is_the_optimizer():
+    ours, theirs = network(), network()
+    train(ours, mfac.MFAC(ours.parameters(), 1e-3, M, weight_decay=1e-3, decoupled_weight_decay=True), 40)
+    preconditioner = mfac.MFACPreconditioner(theirs.parameters(), M)
+    sgd = torch.optim.SGD(theirs.parameters(), 1e-3)
+    for images, labels in batches(40):
+        sgd.zero_grad()
+        F.cross_entropy(theirs(images), labels).backward()
+        preconditioner.step()
+        for tensor in theirs.parameters():
+            tensor.data *= 1 - 1e-6
+        sgd.step()
+    torch.testing.assert_close(flat(ours.parameters()), flat(theirs.parameters()), rtol=1e-9, atol=1e-12)
+
+
+def test_it_learns_digits():
+    model = network(torch.float32)
+    optimizer = mfac.MFAC(model.parameters(), 0.3, 128, 1e-2, normalize="sum", momentum=0.9)
+    train(model, optimizer, 300, torch.float32)
+    images, labels = digits(torch.float32)
+    assert float((model(images).argmax(1) == labels).float().mean()) > 0.97
