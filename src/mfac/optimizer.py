@@ -1,7 +1,9 @@
 """The M-FAC optimizer: SGD preconditioned by the inverse of the Fisher matrix of the last m gradients."""
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, overload
 
 import torch
@@ -10,7 +12,16 @@ from torch.optim.optimizer import Optimizer, ParamsT
 
 from mfac.dynamic import Normalize, window_bytes
 from mfac.layout import ParameterLayout
-from mfac.parameter_window import Damping, NonFinite, ParameterWindow, name_masks, name_parameters, row_dtype
+from mfac.parameter_window import (
+    Damping,
+    NonFinite,
+    ParameterWindow,
+    group_parameters,
+    name_masks,
+    name_parameters,
+    read_state,
+    row_dtype,
+)
 from mfac.precision import Precision
 
 GROUP_OPTIONS = {"lr", "momentum", "nesterov", "weight_decay", "decoupled_weight_decay", "maximize"}
@@ -79,8 +90,6 @@ class MFAC(Optimizer):
         ValueError: an argument out of its range, or a mask that does not fit.
         MemoryError: the window does not fit; the message has the figures.
     """
-
-    _window: ParameterWindow | None = None
 
     def __init__(
         self,
@@ -161,7 +170,7 @@ class MFAC(Optimizer):
         super().add_param_group(param_group)
         try:
             _check_group(self.param_groups[-1])
-            if self._window is not None:
+            if hasattr(self, "_window"):  # not while torch's constructor adds the first groups
                 self._cover(tensor for tensor in self.param_groups[-1]["params"] if tensor.requires_grad)
         except BaseException:
             self.param_groups.pop()
@@ -207,7 +216,7 @@ class MFAC(Optimizer):
 
     @staticmethod
     def memory_needed(
-        params: Iterable[Tensor] | Iterable[tuple[str, Tensor]],
+        params: ParamsT,
         num_grads: int = 1024,
         *,
         window: torch.dtype | None = None,
@@ -215,58 +224,77 @@ class MFAC(Optimizer):
         momentum: float = 0.0,
     ) -> int:
         """Bytes that the optimizer will hold, before it is built: the window, its algebra and the momentum."""
-        pairs = [item if isinstance(item, tuple) else (f"parameter {i}", item) for i, item in enumerate(params)]
-        named = {name: tensor for name, tensor in pairs if tensor.requires_grad}
-        layout = ParameterLayout.of_tensors(named, masks)
-        buffers = layout.full_dim * row_dtype(layout).itemsize if momentum else 0
+        groups = group_parameters(params, momentum=momentum)
+        named = name_parameters(groups)
+        trained = {name: tensor for name, tensor in named.items() if tensor.requires_grad}
+        kept = {name: mask for name, mask in name_masks(masks, named).items() if name in trained}
+        layout = ParameterLayout.of_tensors(trained, kept)
+        moving = {tensor for group in groups if group["momentum"] for tensor in group["params"] if tensor.requires_grad}
+        buffers = sum(tensor.numel() for tensor in moving) * row_dtype(layout).itemsize
         return window_bytes(num_grads, layout.dim, window or row_dtype(layout)) + buffers
 
     def state_dict(self) -> dict[str, Any]:
         """All of the state. Gradients of the window are its own memory: save it (or deep-copy it) before going on."""
-        packed: dict[str, Any] = super().state_dict()
-        states = self._curvature.parameter_states()
-        places = [i for i, tensor in enumerate(self._tensors()) if tensor in states]
-        for i in places:
-            packed["state"][i] = {**packed["state"][i], **states[self._tensors()[i]]}
-        packed["state"][places[0]]["window"] = self._curvature.shared_state()
-        return packed
+        held, self.state = self.state, self._whole_state()
+        try:
+            return super().state_dict()  # with its hooks, which see the window too
+        finally:
+            self.state = held
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over a saved state; a window stored in another dtype or on another device is converted.
 
         Raises:
-            ValueError: it is the state of other parameters, or of another window.
+            ValueError: it is the state of other parameters, or of another window. Nothing has changed.
         """
-        window = _find_window(state_dict)
-        _check_names(state_dict["param_groups"], self.param_groups)
-        tensors = self._tensors()
-        entries = {tensors[i]: entry for i, entry in state_dict["state"].items() if i < len(tensors)}
-        states = {tensor: entry for tensor, entry in entries.items() if "rows" in entry}
-        self._cover(tensor for tensor in states if tensor not in self._curvature)
-        steps = {i: {"step": entry["step"]} for i, entry in state_dict["state"].items()}
-        before = [dict(group) for group in self.param_groups]
-        super().load_state_dict({**state_dict, "state": steps})
+        # Behind the hooks of users, which may change the dict.
+        handle = self.register_load_state_dict_pre_hook(lambda _, state_dict: self._take_window(state_dict))
         try:
-            self._curvature.load_state(window, states)
-        except BaseException:
-            for group, old in zip(self.param_groups, before, strict=True):
-                group.update(old)
-            raise
-        for tensor, entry in entries.items():
-            if "momentum_buffer" in entry:
-                self._buffer(tensor).copy_(entry["momentum_buffer"])
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
         mine = {name: self.__dict__[name] for name in ("_window", "max_step_norm", "seconds")}
         return {**super().__getstate__(), **mine}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:  # a state may have been saved before an option was there
+            for name in GROUP_OPTIONS:
+                group.setdefault(name, self.defaults[name])
+
     @property
     def _curvature(self) -> ParameterWindow:
-        assert self._window is not None
+        # An attribute of instances only: Lightning's wrapper, a subclass, passes on what its class does not have.
         return self._window
 
     def _tensors(self) -> list[Tensor]:
         return [tensor for group in self.param_groups for tensor in group["params"]]
+
+    def _whole_state(self) -> defaultdict[Tensor, Any]:
+        """`state` with the window in it; the part that belongs to no parameter is with the first."""
+        for group in self.param_groups:  # checkpoints that load in place ask for the same entries at any time
+            for tensor in group["params"] if group["momentum"] else ():
+                if tensor in self._curvature:
+                    self._buffer(tensor)
+        states = self._curvature.parameter_states()
+        whole = defaultdict(dict, self.state)
+        whole.update({tensor: {**self.state[tensor], **state} for tensor, state in states.items()})
+        whole[next(iter(states))]["window"] = self._curvature.shared_state()
+        return whole
+
+    def _take_window(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Loads the window of a saved state, or refuses it; the rest is for torch, which would cast the tensors."""
+        window, entries = read_state(state_dict, self.param_groups)
+        rows = {tensor: entry for tensor, entry in entries.items() if "rows" in entry}
+        self._curvature.load_state(window, rows, name_parameters(self.param_groups))
+        for tensor, entry in entries.items():
+            entries[tensor] = {key: deepcopy(entry[key]) for key in entry.keys() - {"rows", "mask", "window"}}
+            if "momentum_buffer" in entry:
+                buffer = entry["momentum_buffer"].to(tensor.device, self._curvature.operator.dtype, copy=True)
+                entries[tensor]["momentum_buffer"] = buffer
+        return {**state_dict, "state": entries}
 
     def _begin_state(self, tensors: Iterable[Tensor]) -> None:
         # torch's checkpoints "initialise" an optimizer without state by a step with zero gradients.
@@ -302,7 +330,7 @@ class MFAC(Optimizer):
         if self.max_step_norm is not None:
             self._shorten(steps, self.max_step_norm)
         for group in self.param_groups:
-            params = [tensor for tensor in group["params"] if tensor in steps]
+            params = [tensor for tensor in dict.fromkeys(group["params"]) if tensor in steps]
             if not params:
                 continue
             mfac_update(
@@ -315,13 +343,13 @@ class MFAC(Optimizer):
                 weight_decay=group["weight_decay"] if group["decoupled_weight_decay"] else 0.0,
             )
             for tensor in params:
-                self.state[tensor]["step"] += 1
+                self.state[tensor]["step"] = self.state[tensor].get("step", 0) + 1
 
     def _shorten(self, steps: dict[Tensor, Tensor], longest: float) -> None:
         device = self._curvature.operator.device
         norms = []
         for group in self.param_groups:
-            parts = [steps[tensor] for tensor in group["params"] if tensor in steps]
+            parts = [steps[tensor] for tensor in dict.fromkeys(group["params"]) if tensor in steps]
             norms += [norm.to(device) * float(group["lr"]) for norm in torch._foreach_norm(parts)] if parts else []
         length = torch.linalg.vector_norm(torch.stack(norms))
         scale = (longest / length).clamp_max(1.0)  # stays on the device: no sync
@@ -359,24 +387,3 @@ def _check_group(group: Mapping[str, Any]) -> None:
         raise ValueError(f"weight_decay must be 0 or more, not {group['weight_decay']}")
     if group["nesterov"] and not group["momentum"]:
         raise ValueError("nesterov looks ahead of a momentum, and momentum is 0; give one, for instance 0.9")
-
-
-def _find_window(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = [entry["window"] for entry in state_dict["state"].values() if "window" in entry]
-    if len(found) != 1:
-        raise ValueError(
-            "this is not a state of MFAC: it has no window of gradients; was it saved by another optimizer?"
-        )
-    window: Mapping[str, Any] = found[0]
-    return window
-
-
-def _check_names(saved: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> None:
-    for theirs, ours in zip(saved, groups, strict=False):  # torch itself refuses another number of groups
-        pairs = zip(theirs.get("param_names", ()), ours.get("param_names", ()), strict=False)
-        for there, here in pairs:
-            if there != here:
-                raise ValueError(
-                    f"the state was saved with {there!r} where this optimizer has {here!r}; give the parameters in the "
-                    "order in which they were when it was saved"
-                )

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import Optimizer, ParamsT
 
 from mfac.dynamic import DynamicInverseFisher, NonFiniteGradientError, Normalize
 from mfac.layout import ParameterLayout
@@ -43,7 +44,7 @@ class ParameterWindow:
         nonfinite: NonFinite = "raise",
     ):
         _check_options(update_every, nonfinite)
-        self.masks = dict(masks)
+        self.masks = {name: mask.detach().clone() for name, mask in masks.items()}  # theirs may change later
         self.layout = self._lay(named)
         self._covered = set(self.layout.tensors)
         self.schedule = damping if callable(damping) else None
@@ -86,10 +87,10 @@ class ParameterWindow:
         Raises:
             RuntimeError: the gradient is not finite, and `nonfinite` is "raise". Nothing has changed.
         """
-        if self.schedule is not None:
-            self._follow_schedule(self.schedule(self.calls))
         row = torch.empty(self.layout.dim, dtype=self.operator.dtype, device=self.operator.device)
         self.layout.flatten([gradients.get(tensor) for tensor in self.layout.tensors], out=row)
+        if self.schedule is not None:
+            self._follow_schedule(self.schedule(self.calls), row)
         step = self._multiply(row)
         if step is None:
             self.skipped += 1
@@ -122,26 +123,37 @@ class ParameterWindow:
         return {**state, "calls": self.calls, "skipped": self.skipped}
 
     def parameter_states(self) -> dict[Tensor, dict[str, Tensor]]:
-        """{parameter: its "rows" [m, kept coordinates] (columns of the window's own memory), and its "mask"}."""
+        """{parameter: its "rows", [m, *shape] or [m, kept weights], in the window's own memory, and its "mask"}."""
         columns = self.operator.rows.split(self.layout.sizes, dim=1)
         states = {}
         for name, tensor, rows in zip(self.layout.names, self.layout.tensors, columns, strict=True):
-            states[tensor] = {"rows": rows} | ({"mask": self.masks[name]} if name in self.masks else {})
+            mask = self.masks.get(name)
+            states[tensor] = {"rows": rows.view(-1, *tensor.shape)} if mask is None else {"rows": rows, "mask": mask}
         return states
 
-    def load_state(self, shared: Mapping[str, Any], states: Mapping[Tensor, Mapping[str, Tensor]]) -> None:
+    def load_state(
+        self, shared: Mapping[str, Any], states: Mapping[Tensor, Mapping[str, Tensor]], named: Mapping[str, Tensor]
+    ) -> None:
         """Takes over a saved state; parameters that it has no rows of get zeros.
+
+        Args:
+            shared: what `shared_state` gave.
+            states: what `parameter_states` gave.
+            named: the names of these parameters, which need not be in the window yet.
 
         Raises:
             ValueError: it is the state of another window, which has not changed this one.
         """
+        for name, tensor in named.items():
+            if tensor in states:
+                self._check_state(name, tensor, states[tensor])
+        if not states.keys() <= self._covered:
+            self.cover({name: tensor for name, tensor in named.items() if tensor in states})
+        dtype = next(iter(states.values()))["rows"].dtype
         pieces = []
-        for name, tensor, size in zip(self.layout.names, self.layout.tensors, self.layout.sizes, strict=True):
-            state = states.get(tensor, {})
-            if state:
-                self._check_state(name, size, state)
-            nothing = torch.zeros(1, 1, dtype=self.operator.rows.dtype).expand(int(shared["num_grads"]), size)
-            pieces.append(state.get("rows", nothing))
+        for tensor, size in zip(self.layout.tensors, self.layout.sizes, strict=True):
+            nothing = torch.zeros(1, 1, dtype=dtype).expand(int(shared["num_grads"]), size)
+            pieces.append(states[tensor]["rows"].flatten(1) if tensor in states else nothing)
         operator_state = {key: value for key, value in shared.items() if key not in ("calls", "skipped")}
         self.operator.load_state_dict({**operator_state, "dim": self.layout.dim, "rows": pieces})
         self.calls, self.skipped = int(shared["calls"]), int(shared["skipped"])
@@ -153,35 +165,40 @@ class ParameterWindow:
             _check_parameter(name, tensor, masks.get(name))
         return layout
 
-    def _check_state(self, name: str, size: int, state: Mapping[str, Tensor]) -> None:
-        saved, present = state["rows"].shape[1], self.masks.get(name)
-        if saved != size:
+    def _check_state(self, name: str, tensor: Tensor, state: Mapping[str, Tensor]) -> None:
+        saved, present = state.get("mask"), self.masks.get(name)
+        shape = list(state["rows"].shape[1:] if saved is None else saved.shape)
+        if shape != list(tensor.shape):
             raise ValueError(
-                f"the state has gradients of {saved} weights for {name}, which has {size} here; was it saved with "
-                "another model, other masks, or the parameters in another order?"
+                f"the state has gradients of shape {shape} for {name}, which is {list(tensor.shape)} here; was it "
+                "saved with another model, or the parameters in another order?"
             )
-        mask = state.get("mask")
-        if (mask is None) != (present is None) or (
-            mask is not None and present is not None and not torch.equal(mask.cpu(), present.cpu())
-        ):
+        if (saved is None) != (present is None):
+            with_or_without = "without a mask" if saved is None else "with a mask"
+            raise ValueError(f"the state was saved {with_or_without} of {name}; build the optimizer that way")
+        if saved is not None and present is not None and not torch.equal(saved.cpu(), present.cpu()):
             raise ValueError(f"the state was saved with another mask of {name}; build the optimizer with that one")
 
-    def _follow_schedule(self, damping: float) -> None:
-        # An equal value must cost nothing: another one costs a Cholesky.
-        if damping != self.operator.damping:
+    def _follow_schedule(self, damping: float, row: Tensor) -> None:
+        # An equal value must cost nothing: another one costs a Cholesky. For a row that will be refused it must wait.
+        if damping != self.operator.damping and _is_finite(row):
             self.operator.damping = damping
 
     def _multiply(self, row: Tensor) -> Tensor | None:
         try:
             if self.calls % self.update_every == 0:
                 return self.operator.update_and_apply(row)
-            if not bool(row.norm().isfinite()):
+            if not _is_finite(row):
                 raise NonFiniteGradientError("the gradient is not finite; nothing has changed: skip this step")
             return self.operator @ row
         except NonFiniteGradientError:
             if self.nonfinite == "raise":
                 raise
             return None
+
+
+def _is_finite(row: Tensor) -> bool:
+    return bool(torch.linalg.vector_norm(row, dtype=torch.float64).isfinite())
 
 
 def row_dtype(layout: ParameterLayout) -> torch.dtype:
@@ -194,17 +211,34 @@ def effective_rank(gram: Tensor) -> float:
     if len(gram) == 0:
         return 0.0
     values = torch.linalg.eigvalsh(gram).clamp_min(0)
-    shares = values / values.sum().clamp_min(torch.finfo(values.dtype).tiny)
-    return float(torch.special.entr(shares).sum().exp())
+    if not values.any():
+        return 0.0
+    return float(torch.special.entr(values / values.sum()).sum().exp())
+
+
+class _Listed(Optimizer):
+    """Parameters as torch sorts any form of them into groups."""
+
+
+def group_parameters(params: ParamsT, **defaults: Any) -> list[dict[str, Any]]:
+    """The groups that an optimizer of torch would make of `params`, which are tensors, named tensors or groups."""
+    return _Listed(params, defaults).param_groups
 
 
 def name_parameters(groups: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-    """{name: parameter} over all groups: the names that torch.optim was given, or the place in the order."""
-    named: dict[str, Tensor] = {}
+    """{name: parameter} over all groups: the names that torch.optim was given, or the place in the order.
+
+    Raises:
+        ValueError: two parameters have the same name.
+    """
+    names: dict[Tensor, str] = {}
     for group in groups:
-        names = group.get("param_names", [None] * len(group["params"]))
-        for name, tensor in zip(names, group["params"], strict=True):
-            named[f"parameter {len(named)}" if name is None else name] = tensor
+        for i, tensor in enumerate(group["params"]):  # torch only warns of one that is there twice
+            names.setdefault(tensor, group["param_names"][i] if "param_names" in group else f"parameter {len(names)}")
+    named = {name: tensor for tensor, name in names.items()}
+    for tensor, name in names.items():
+        if named[name] is not tensor:
+            raise ValueError(f"two parameters are called {name!r}; give them different names, or none")
     return named
 
 
@@ -212,19 +246,68 @@ def name_masks(masks: Mapping[Any, Tensor] | None, named: Mapping[str, Tensor]) 
     """Masks by name, whether they were given by name or by parameter.
 
     Raises:
-        ValueError: a key is no parameter of the optimizer.
+        ValueError: a key is no parameter of the optimizer, or a mask no tensor.
     """
+    if masks is not None and not isinstance(masks, Mapping):
+        raise ValueError(f"masks must be {{parameter or name: bool tensor}}, not {type(masks).__name__}")
     names = {tensor: name for name, tensor in named.items()}
     found = {}
     for key, mask in (masks or {}).items():
-        name = key if isinstance(key, str) else names.get(key, "")
+        name = names.get(key, "") if isinstance(key, Tensor) else key
         if name not in named:
-            label = repr(key) if isinstance(key, str) else f"a tensor of shape {tuple(key.shape)}"
+            label = f"a tensor of shape {tuple(key.shape)}" if isinstance(key, Tensor) else repr(key)
             known = "give the optimizer model.named_parameters() to use names"
             known = known if all(n.startswith("parameter ") for n in named) else f"it has {', '.join(list(named)[:5])}"
             raise ValueError(f"masks: {label} is not a parameter of the optimizer; {known}")
+        if not isinstance(mask, Tensor):
+            raise ValueError(f"masks: {name!r} needs a bool tensor (True = kept), not {type(mask).__name__}")
         found[name] = mask
     return found
+
+
+def read_state(
+    state_dict: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]
+) -> tuple[Mapping[str, Any], dict[Tensor, dict[str, Any]]]:
+    """What `shared_state` gave, and {parameter: its entry}, of the saved state of an optimizer with these groups.
+
+    Raises:
+        ValueError: there is no window in it, or the groups are not those.
+    """
+    saved, state = state_dict.get("param_groups", ()), state_dict.get("state", {})
+    entries = {i: _entry(state, i) for group in saved for i in group["params"]}
+    windows = [entry["window"] for entry in entries.values() if "window" in entry]
+    if len(windows) != 1:
+        raise ValueError(
+            "this is not a state of MFAC: it has no window of gradients; was it saved by another optimizer?"
+        )
+    _check_groups(saved, groups)
+    places = zip((i for group in saved for i in group["params"]), (t for g in groups for t in g["params"]), strict=True)
+    return windows[0], {tensor: entries[i] for i, tensor in places if entries[i]}
+
+
+def _entry(state: Mapping[Any, Any], place: Any) -> dict[str, Any]:
+    """What a state has for one parameter."""
+    entry, rest = state.get(place, {}), state.get(str(place), {})
+    # torch.distributed.checkpoint gives back what is no tensor under str(place), and leaves the old value where it was.
+    window = {**entry.get("window", {}), **rest.get("window", {})}
+    return {**entry, **rest} | ({"window": window} if window else {})
+
+
+def _check_groups(saved: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> None:
+    """Refuses a state whose groups of parameters are not those of the optimizer, as far as sizes and names tell."""
+    there, here = ([len(group["params"]) for group in each] for each in (saved, groups))
+    if there != here:
+        raise ValueError(
+            f"the state was saved with groups of {there} parameters, and this optimizer has groups of {here}; build it "
+            "with the same parameters in the same groups"
+        )
+    for theirs, ours in zip(saved, groups, strict=True):
+        for name, present in zip(theirs.get("param_names", ()), ours.get("param_names", ()), strict=False):
+            if name != present:
+                raise ValueError(
+                    f"the state was saved with {name!r} where this optimizer has {present!r}; give the parameters in "
+                    "the order in which they were when it was saved"
+                )
 
 
 def _check_parameter(name: str, tensor: Tensor, mask: Tensor | None) -> None:

@@ -1,13 +1,14 @@
 """F⁻¹ by itself, in front of any optimizer: gradients are replaced by preconditioned ones."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
 
 from mfac.dynamic import Normalize
-from mfac.parameter_window import Damping, NonFinite, ParameterWindow, name_masks
+from mfac.parameter_window import Damping, NonFinite, ParameterWindow, group_parameters, name_masks, name_parameters
 from mfac.precision import Precision
 
 
@@ -19,7 +20,7 @@ class MFACPreconditioner:
         optimizer.step()
 
     Args:
-        params: parameters, or named parameters; those without `requires_grad` are left out.
+        params: parameters, named parameters or groups of them; those without `requires_grad` are left out.
         num_grads, damping, normalize, window, masks, update_every, nonfinite, precision, device: as for `MFAC`.
 
     Raises:
@@ -29,7 +30,7 @@ class MFACPreconditioner:
 
     def __init__(
         self,
-        params: Iterable[Tensor] | Iterable[tuple[str, Tensor]],
+        params: ParamsT,
         num_grads: int = 1024,
         damping: Damping = 1e-5,
         *,
@@ -41,12 +42,12 @@ class MFACPreconditioner:
         precision: Precision = "auto",
         device: torch.device | str | None = None,
     ):
-        pairs = [item if isinstance(item, tuple) else (f"parameter {i}", item) for i, item in enumerate(params)]
-        named = {name: tensor for name, tensor in pairs if tensor.requires_grad}
-        if not named:
+        named = name_parameters(group_parameters(params))
+        trained = {name: tensor for name, tensor in named.items() if tensor.requires_grad}
+        if not trained:
             raise ValueError("there is no trainable parameter to precondition; pass model.parameters()")
         self._window = ParameterWindow(
-            named,
+            trained,
             name_masks(masks, named),
             num_grads,
             damping,
@@ -111,7 +112,12 @@ class MFACPreconditioner:
         Raises:
             ValueError: it is the state of another window.
         """
+        if not state_dict.keys() >= {"window", "state"}:
+            raise ValueError(
+                "this is not a state of MFACPreconditioner: it has no window; was it saved by an optimizer?"
+            )
         tensors, states = self._window.layout.tensors, state_dict["state"]
         if len(tensors) != len(states):
             raise ValueError(f"the state is of {len(states)} parameters, and there are {len(tensors)} here")
-        self._window.load_state(state_dict["window"], {tensors[int(i)]: state for i, state in states.items()})
+        named = dict(zip(self._window.layout.names, tensors, strict=True))
+        self._window.load_state(state_dict["window"], {tensors[int(i)]: state for i, state in states.items()}, named)

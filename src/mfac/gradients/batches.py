@@ -40,14 +40,14 @@ def map_tensors(batch: Batch, change: Callable[[Tensor], Any]) -> Batch:
     """A batch of the same structure with every tensor changed; anything else in it is kept as it is."""
     if isinstance(batch, Tensor):
         return change(batch)
+    if isinstance(batch, list | tuple):
+        items = [map_tensors(item, change) for item in batch]
+        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
     if isinstance(batch, Mapping):
         new: Any = copy.copy(batch)  # keeps the class: a BatchEncoding stays one, with its attributes
         for key, value in batch.items():
             new[key] = map_tensors(value, change)
         return new
-    if isinstance(batch, list | tuple):
-        items = [map_tensors(item, change) for item in batch]
-        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
     return batch
 
 
@@ -93,7 +93,7 @@ def num_samples(batch: Batch, index: int) -> int:
 
 def cut(batch: Batch, start: int, stop: int) -> Batch:
     """Samples start to stop - 1 of a batch; a view."""
-    return map_tensors(batch, lambda tensor: tensor[start:stop] if tensor.ndim else tensor)
+    return map_tensors(batch, lambda tensor: tensor.narrow(0, start, stop - start) if tensor.ndim else tensor)
 
 
 def move(batch: Batch, device: torch.device) -> Batch:
@@ -103,15 +103,19 @@ def move(batch: Batch, device: torch.device) -> Batch:
     return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))
 
 
-def aligned(batch: Batch) -> Batch:
-    """The batch with its tensors where torch itself would allocate them.
+def placed(batch: Batch, device: torch.device | None) -> Batch:
+    """The batch with its tensors on `device` (None: where they are), at addresses that torch itself would choose.
 
     The last bit of a matrix product can depend on where the memory begins. Views and arrays of other libraries begin
     anywhere; copies of them give the same bits in every process.
     """
-    if all(tensor.data_ptr() % ALIGNMENT == 0 for tensor in tensors(batch)):
-        return batch
-    return map_tensors(batch, lambda tensor: tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor)
+    found = tensors(batch)
+    if device is not None and any(tensor.device != device for tensor in found):
+        batch = move(batch, device)
+        found = tensors(batch)
+    if any(tensor.data_ptr() % ALIGNMENT for tensor in found):
+        return map_tensors(batch, lambda tensor: tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor)
+    return batch
 
 
 def _has_plain_list(batch: Batch, length: int) -> bool:

@@ -4,13 +4,13 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mfac.gradients.batches import Batch, aligned, cut, move, num_samples, numbered
+from mfac.gradients.batches import Batch, cut, num_samples, numbered, placed
 from mfac.gradients.fillers import BatchFiller, Plan, SampleFiller, Task
 from mfac.gradients.losses import OutputFn, SampleFn, sampled_loss
 from mfac.gradients.model_state import evaluation
@@ -134,8 +134,7 @@ class Collection:
         )
 
 
-@dataclass(frozen=True)
-class _Chunk:
+class _Chunk(NamedTuple):
     """`count` rows from `row` on: one of a whole batch, or those of its samples from `sample` on."""
 
     index: int
@@ -161,14 +160,14 @@ def _add_rows(task: Task, filler: Filler, sink: RowSink, chunk: _Chunk) -> int:
     room, zeroed = sink.room(chunk.count - known)
     # A chunk that was half written is done again as a whole: the same chunk gives the same bits.
     rows = room if known == 0 else room.new_empty(chunk.count, room.shape[1])
-    batch = aligned(move(chunk.batch, task.layout.device) if task.on_one_device else chunk.batch)
+    batch = placed(chunk.batch, task.batch_device)
     filled = filler.fill(batch, rows, chunk.row, zeroed and known == 0)
     bad = _first_not_finite(filled, rows)
     if known:
         room.copy_(rows[known:])
     sink.take((chunk.count if bad is None else bad) - known)
     if bad is not None:
-        loss = filled.losses[bad].item()
+        loss = filled.losses[bad]
         what = "gradient" if math.isfinite(loss) else f"loss ({loss})"
         raise RuntimeError(
             f"the {what} of {chunk.name(bad)} is not finite; the {sink.done} rows before it are good. Look at that "
@@ -182,7 +181,7 @@ def _first_not_finite(filled: Filled, rows: Float[Tensor, "c d"]) -> int | None:
     if filled.is_finite:
         return None
     for position, (loss, row) in enumerate(zip(filled.losses, rows, strict=True)):
-        if not math.isfinite(loss.item()) or not bool(torch.isfinite(row).all()):
+        if not math.isfinite(loss) or not bool(torch.isfinite(row).all()):
             return position
     return None
 

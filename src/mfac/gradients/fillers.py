@@ -33,25 +33,30 @@ class Task:
     seed: int
 
     @cached_property
-    def on_one_device(self) -> bool:
-        """Whether batches can be moved to where the model is: a model on several devices moves them itself."""
-        return all(tensor.device == self.layout.device for tensor in self.layout.tensors)
+    def device(self) -> torch.device:
+        """Where rows are made."""
+        return self.layout.device
+
+    @cached_property
+    def batch_device(self) -> torch.device | None:
+        """Where batches are moved to: where the model is; None if it is on several devices and moves them itself."""
+        return self.device if all(tensor.device == self.device for tensor in self.layout.tensors) else None
 
     def labelled(self, batch: Batch, row: int) -> Batch:
         """The batch that the loss is given."""
         if self.draw is None:
             return batch
-        with torch.no_grad(), seeded(self._seed(2 * row + 1), self.layout.device):
+        with torch.no_grad(), seeded(self._seed(2 * row + 1), self.device):
             return self.draw(self.model, batch)
 
     def loop(self, batch: Batch, out: Float[Tensor, "d"], row: int) -> Filled:
         """Fills one row."""
-        with seeded(self._seed(2 * row), self.layout.device):
+        with seeded(self._seed(2 * row), self.device):
             return loop_gradient(self.model, self.loss_fn, self.layout, batch, out)
 
     def mapped(self, mapping: MappedGradients, batch: Batch, out: Tensor, row: int, zeroed: bool) -> Filled:
         """Fills the rows of a chunk."""
-        with seeded(self._seed(2 * row), self.layout.device):
+        with seeded(self._seed(2 * row), self.device):
             return mapping.fill(batch, out, zeroed)
 
     def _seed(self, number: int) -> int:
@@ -186,7 +191,7 @@ class SampleFiller:
 
     def _loop(self, batch: Batch, out: Tensor, row: int) -> Filled:
         filled = [self.task.loop(cut(batch, i, i + 1), out[i], row + i) for i in range(len(out))]
-        return Filled(torch.cat([each.losses for each in filled]), all(each.is_finite for each in filled))
+        return Filled([each.losses[0] for each in filled], all(each.is_finite for each in filled))
 
     def _fall_back(self, batch: Batch, out: Tensor, row: int, error: Exception) -> Filled:
         """The loop; where that fails too, the fault is not vmap's and the loop's error is the one to see."""

@@ -34,26 +34,30 @@ def evaluation(model: nn.Module) -> Iterator[None]:
             _restore_buffers(buffers)
 
 
-@contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
+class seeded:  # noqa: N801 - used as a function, in `with seeded(...)`
     """Torch's random numbers start from `seed` inside, and go on outside as if nothing had been drawn.
 
-    So the numbers drawn for a row depend on the row alone, and a run that is resumed draws the same ones.
+    So the numbers drawn for a row depend on the row alone, and a run that is resumed draws the same ones. It is entered
+    once a row: a class costs half of what a generator with `contextmanager` does.
     """
-    cpu = torch.default_generator
-    before = cpu.get_state()
-    accelerator = None if device.type in ("cpu", "meta") else torch.get_device_module(device)
-    state = None if accelerator is None else accelerator.get_rng_state(device)
-    try:
-        cpu.manual_seed(seed)
-        if accelerator is not None:
-            with accelerator.device(device):
-                accelerator.manual_seed(seed)
-        yield
-    finally:
-        cpu.set_state(before)
-        if accelerator is not None:
-            accelerator.set_rng_state(state, device)
+
+    def __init__(self, seed: int, device: torch.device):
+        self.seed = seed
+        self.device = device
+        self._accelerator = None if device.type in ("cpu", "meta") else torch.get_device_module(device)
+
+    def __enter__(self) -> None:
+        self._before = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(self.seed)
+        if self._accelerator is not None:
+            self._state = self._accelerator.get_rng_state(self.device)
+            with self._accelerator.device(self.device):
+                self._accelerator.manual_seed(self.seed)
+
+    def __exit__(self, *error: object) -> None:
+        torch.default_generator.set_state(self._before)
+        if self._accelerator is not None:
+            self._accelerator.set_rng_state(self._state, self.device)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ LossFn = Callable[[Any, Any], Tensor]
 class Filled(NamedTuple):
     """The losses of the rows that were filled, and whether loss and rows are surely finite (False: look closer)."""
 
-    losses: Float[Tensor, "c"]
+    losses: list[float]
     is_finite: bool
 
 
@@ -73,7 +73,8 @@ class MappedGradients:
         except BranchError as branches:
             return self._fill_apart(batch, writer, branches.taken)
         if not missed:
-            return Filled(losses, (losses.sum() + writer.bound).item() < torch.finfo(rows.dtype).max)
+            *values, bound = torch.cat([losses, writer.bound.reshape(1)]).tolist()
+            return Filled(values, math.isfinite(sum(values)) and bound < torch.finfo(rows.dtype).max)
         self._repeated |= missed
         return self.fill(batch, rows, index=index)
 
@@ -118,13 +119,14 @@ class MappedGradients:
 
     def _fill_apart(self, batch: Batch, writer: RowWriter, taken: Tensor) -> Filled:
         """The samples that take a branch, and those that do not, as chunks of their own."""
-        losses, is_finite = writer.rows.new_zeros(len(taken)), True
+        losses, is_finite = [0.0] * len(taken), True
         for side in (taken, ~taken):
             part = side.nonzero().squeeze(1)
             index = part if writer.index is None else writer.index[part]
             samples = with_sample_tensors(batch, [tensor.index_select(0, part) for tensor in sample_tensors(batch)])
             filled = self.fill(samples, writer.rows, writer.zeroed, index)
-            losses[part] = filled.losses.to(losses.dtype)
+            for position, loss in zip(part.tolist(), filled.losses, strict=True):
+                losses[position] = loss
             is_finite &= filled.is_finite
         return Filled(losses, is_finite)
 
@@ -177,7 +179,8 @@ def loop_gradient(
     # A sum is much cheaper than isfinite, most of all now that the row is in the cache. It can overflow where the row
     # does not, but never the other way round.
     total = row.sum(dtype=torch.float32 if row.dtype.itemsize < 4 else row.dtype)
-    return Filled(loss.detach().reshape(1), math.isfinite(total.item() + loss.item()))
+    value = loss.item()
+    return Filled([value], math.isfinite(total.item() + value))
 
 
 def scalar_loss(loss: Any) -> Tensor:
@@ -191,4 +194,4 @@ def scalar_loss(loss: Any) -> Tensor:
         raise ValueError(
             f"loss_fn(model, batch) must return a scalar tensor, it returned {found}; reduce it by .mean()"
         )
-    return loss.reshape(())
+    return loss if loss.ndim == 0 else loss.reshape(())  # a view is a step more in the backward pass

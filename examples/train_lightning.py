@@ -1,0 +1,87 @@
+"""MFAC in Lightning: configure_optimizers, automatic or manual optimization, checkpoint and resume.
+
+    python examples/train_lightning.py
+    python examples/train_lightning.py --manual                                    # backward and step by hand
+    python examples/train_lightning.py --resume checkpoints/digits-step=92.ckpt    # the same weights in the end
+
+Digits, with the settings of train_plain.py, which explains them.
+"""
+
+import argparse
+from pathlib import Path
+
+import lightning
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from digits import EpochOrder, accuracy, build_model, load_data
+from mfac import MFAC
+
+
+class Digits(lightning.LightningModule):
+    def __init__(self, num_grads, steps, manual=False):
+        super().__init__()
+        self.num_grads, self.steps = num_grads, steps
+        self.automatic_optimization = not manual
+        self.model = build_model()
+        self.losses = []
+
+    def configure_optimizers(self):
+        optimizer = MFAC(
+            self.named_parameters(), lr=1.0, num_grads=self.num_grads, damping=0.1, normalize="sum", momentum=0.9
+        )
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def training_step(self, batch, batch_idx):
+        images, labels = batch
+        loss = F.cross_entropy(self.model(images), labels)
+        self.losses.append(loss.item())
+        if not self.automatic_optimization:
+            self.step_by_hand(loss)
+        return loss
+
+    def step_by_hand(self, loss):
+        optimizer, scheduler = self.optimizers(), self.lr_schedulers()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        scheduler.step()
+        self.log_dict(optimizer.diagnostics())
+
+
+def parse(argv):
+    parser = argparse.ArgumentParser(description="digits with MFAC in Lightning")
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--num-grads", type=int, default=64, help="m, the gradients in the window")
+    parser.add_argument("--manual", action="store_true", help="manual optimization")
+    parser.add_argument("--folder", type=Path, default=Path("checkpoints"))
+    parser.add_argument("--resume", type=Path, help="a checkpoint to go on from")
+    return parser.parse_args(argv)
+
+
+def main(argv=None):
+    args = parse(argv)
+    train, test = load_data()
+    loader = DataLoader(train, batch_size=64, sampler=EpochOrder(train))  # Lightning calls set_epoch
+    module = Digits(args.num_grads, args.epochs * len(loader), args.manual)
+
+    # A checkpoint holds the window, num_grads times the size of the model: think of how many to keep (save_top_k).
+    checkpoints = ModelCheckpoint(args.folder, "digits-{step}", every_n_epochs=max(1, args.epochs // 2), save_top_k=-1)
+    trainer = lightning.Trainer(
+        max_epochs=args.epochs,
+        accelerator="cpu",
+        callbacks=[checkpoints],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, loader, ckpt_path=args.resume)
+    print(f"loss {module.losses[0]:.3f} -> {module.losses[-1]:.3f}, accuracy {accuracy(module.model, test):.1f} %")
+    return module.model, module.losses
+
+
+if __name__ == "__main__":
+    main()

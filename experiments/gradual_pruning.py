@@ -1,0 +1,208 @@
+"""ResNet20 on CIFAR-10 gradually to 95 and 98 %, with a little fine-tuning: M-FAC against magnitude.
+
+    python -m experiments.gradual_pruning run     # three runs, some 12 minutes each on one core; can be interrupted
+    python -m experiments.gradual_pruning plot    # the picture and the table of what was measured
+
+Everything but the choice of weights is the same: the schedule (half at once, then equal fractions), 50 mini-batches of
+128 augmented images after each step with the paper's cycle of learning rates, momentum reset at each step. At 95 and at
+98 % a copy is trained for 90 more. M-FAC takes gradients of 3,072 images a step; "magnitude, longer" spends as many
+on training.
+"""
+
+import argparse
+import copy
+import itertools
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import mfac
+from experiments import data
+from experiments.ledger import RESULTS, Ledger
+from experiments.resnet import mfac_resnet20
+from mfac.pruning import GradualPruner, attach_masks, geometric_schedule, learning_rate_cycle
+from mfac.pruning.atomic_file import replacing
+
+COMMAND = "python -m experiments.gradual_pruning run"
+SCHEDULE = [0.5, *geometric_schedule(0.5, 0.95, 5), *geometric_schedule(0.95, 0.98, 2)]
+ENDS = (0.95, 0.98)
+LEARNING_RATE, BATCH_SIZE = 0.05, 128
+PERIOD, TAIL, TAIL_DROPS = 50, 90, (45, 75)
+GRADIENTS = {"num_grads": 64, "recomputations": 3}
+GRADIENT_BATCH = 16
+EXTRA = GRADIENTS["num_grads"] * GRADIENTS["recomputations"] * GRADIENT_BATCH // BATCH_SIZE
+RUNS: dict[str, dict[str, Any]] = {
+    "M-FAC": {"method": "mfac", "period": PERIOD, **GRADIENTS},
+    "magnitude": {"method": "magnitude", "period": PERIOD, "num_grads": 1, "recomputations": 1},
+    "magnitude, longer": {"method": "magnitude", "period": PERIOD + EXTRA, "num_grads": 1, "recomputations": 1},
+}
+CHECKPOINTS = data.data_root().parent / "runs"
+
+
+class Images:
+    """The training and the test images, loaded once."""
+
+    def __init__(self) -> None:
+        self.train = data.load_cifar10("train")
+        images, labels = data.load_cifar10("test")
+        self.test = data.ImageBatches(images, labels, 250, data.HALVES)
+        self.some = data.ImageBatches(images[:2000], labels[:2000], 250, data.HALVES)
+
+    def batches(self, size: int, seed: int) -> data.ImageBatches:
+        return data.ImageBatches(*self.train, size, data.HALVES, seed=seed, augment=True)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any, batches: Any, count: int) -> float:
+    """Trains on `count` batches; processor seconds."""
+    began = time.process_time()
+    model.train()
+    for images, labels in itertools.islice(batches, count):
+        optimizer.zero_grad()
+        F.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        scheduler.step()
+    model.eval()
+    return time.process_time() - began
+
+
+def finished(model: nn.Module, masks: dict[str, torch.Tensor], images: Images, seed: int) -> float:
+    """Test accuracy of a copy that is trained to an end at this sparsity."""
+    model = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, momentum=0.9)
+    attach_masks(optimizer, masks, model)
+    scheduler = learning_rate_cycle(optimizer, 1, 0, drops=TAIL_DROPS)
+    train(model, optimizer, scheduler, images.batches(BATCH_SIZE, seed), TAIL)
+    named = dict(model.named_parameters())
+    assert all(not named[name][~mask].count_nonzero() for name, mask in masks.items())
+    return data.accuracy(model, images.test)
+
+
+class Run:
+    """One way of pruning through the whole schedule, saved after every step."""
+
+    def __init__(self, name: str, settings: dict[str, Any], images: Images):
+        self.name, self.images, self.period = name, images, settings["period"]
+        self.path = CHECKPOINTS / f"gradual_{name.replace(', ', '_')}.pt"
+        self.model = mfac_resnet20()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), LEARNING_RATE, momentum=0.9)
+        self.scheduler = learning_rate_cycle(self.optimizer, self.period, len(SCHEDULE), low=self.period // 3)
+        options = {key: value for key, value in settings.items() if key != "period"}
+        self.pruner = GradualPruner(
+            self.model, mfac.criterion_loss(nn.CrossEntropyLoss()), lambda step: images.batches(GRADIENT_BATCH, step),
+            SCHEDULE, optimizer=self.optimizer, reset_momentum=True, progress=False, **options,
+        )  # fmt: skip
+        self.rows: list[dict[str, float]] = []
+        self._parts = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "scheduler": self.scheduler,
+            "pruner": self.pruner,
+        }
+
+    def step(self) -> bool:
+        """The next sparsity: pruned, trained, tested, saved; False at the end."""
+        began = time.process_time()
+        result = self.pruner.step()
+        if result is None:
+            return False
+        row = {"sparsity": result.sparsity, "pruning_seconds": round(time.process_time() - began, 1)}
+        row["pruned"] = data.accuracy(self.model, self.images.some)
+        number = self.pruner.steps_done
+        batches = self.images.batches(BATCH_SIZE, 1000 + number)
+        row["training_seconds"] = round(train(self.model, self.optimizer, self.scheduler, batches, self.period), 1)
+        row["trained"] = data.accuracy(self.model, self.images.some)
+        if SCHEDULE[number - 1] in ENDS:
+            row["finished"] = finished(self.model, self.pruner.masks, self.images, 2000 + number)
+        self.rows.append(row)
+        print(f"  {self.name}: {row}", flush=True)
+        self._save()
+        return True
+
+    def _save(self) -> None:
+        state = {name: part.state_dict() for name, part in self._parts.items()}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(self.path) as draft:
+            torch.save(state | {"rows": self.rows}, draft)
+
+    def resume(self) -> None:
+        """Goes on after the last step that was saved."""
+        if self.path.exists():
+            state = torch.load(self.path, weights_only=True)
+            for name, part in self._parts.items():
+                part.load_state_dict(state[name])
+            self.rows = state["rows"]
+
+    def whole(self) -> list[dict[str, float]]:
+        self.resume()
+        while self.step():
+            pass
+        return self.rows
+
+
+def run() -> None:
+    ledger = Ledger("gradual_resnet20", COMMAND)
+    ledger.record["settings"] = {
+        "schedule": SCHEDULE, "learning_rate": LEARNING_RATE, "batch_size": BATCH_SIZE, "tail": TAIL,
+        "gradient_batch": GRADIENT_BATCH, "runs": RUNS,
+    }  # fmt: skip
+    images = Images()
+    ledger.cell("dense", lambda: data.accuracy(mfac_resnet20(), images.test))
+    for name, settings in RUNS.items():
+        ledger.cell(name, lambda n=name, s=settings: Run(n, s, images).whole())
+
+
+def table(cells: dict[str, Any]) -> str:
+    """Accuracy of the finished models, in Markdown."""
+    lines = ["| run | 95 % | 98 % | pruning, s | training, s |", "| --- | --- | --- | --- | --- |"]
+    for name in RUNS:
+        rows = cells.get(name, [])
+        ends = " | ".join(f"{row['finished']:.2f}" for row in rows if "finished" in row)
+        spent = [round(sum(row[key] for row in rows)) for key in ("pruning_seconds", "training_seconds")]
+        lines.append(f"| {name} | {ends} | {spent[0]} | {spent[1]} |")
+    return "\n".join(lines)
+
+
+def plot(folder: Path = Path(__file__).parent.parent / "docs" / "images") -> None:
+    import json
+
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    cells = json.loads((RESULTS / "gradual_resnet20.json").read_text())["cells"]
+    print(f"dense {cells['dense']:.2f}\n{table(cells)}")
+    figure, axis = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    for name, colour in zip(RUNS, ("C0", "C1", "C2"), strict=True):
+        rows = cells.get(name, [])
+        steps = [i + offset for i in range(len(rows)) for offset in (0, 0.7)]
+        values = [row[key] for row in rows for key in ("pruned", "trained")]
+        axis.plot(steps, values, colour, label=f"{name}: after pruning, after training")
+        ends = [(i + 0.7, row["finished"]) for i, row in enumerate(rows) if "finished" in row]
+        axis.plot(
+            *zip(*ends, strict=True),
+            colour,
+            marker="*",
+            linestyle="",
+            markersize=11,
+            label=f"{name}: trained to an end",
+        )
+    axis.axhline(cells["dense"], color="0.6", linewidth=1, linestyle="--")
+    axis.set_xticks(range(len(SCHEDULE)), [f"{100 * sparsity:.1f} %" for sparsity in SCHEDULE])
+    axis.set(xlabel="sparsity", ylabel="test accuracy, %", title="ResNet20 on CIFAR-10, pruned gradually")
+    axis.legend(fontsize=8)
+    figure.savefig(folder / "gradual.png", dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["run", "plot"])
+    {"run": run, "plot": plot}[parser.parse_args().what]()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Results, saved cell by cell, so that a recipe that was interrupted goes on with the cells that are missing."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.timing import environment
+
+RESULTS = Path(__file__).parent / "results"
+
+
+class Ledger:
+    """One JSON file of results: the command that makes it, the machine, and a cell for each thing measured."""
+
+    def __init__(self, name: str, command: str, folder: Path = RESULTS):
+        self.path = folder / f"{name}.json"
+        self.record: dict[str, Any] = {"command": command, "environment": environment(), "cells": {}}
+        if self.path.exists():
+            self.record["cells"] = json.loads(self.path.read_text())["cells"]
+
+    @property
+    def cells(self) -> dict[str, Any]:
+        return self.record["cells"]
+
+    def cell(self, key: str, compute: Callable[[], Any]) -> Any:
+        """What was saved under `key`, or else what `compute` gives, saved at once."""
+        if key not in self.cells:
+            print(f"{key} ...", flush=True)
+            self.cells[key] = compute()
+            self._save()
+        return self.cells[key]
+
+    def _save(self) -> None:
+        self.path.parent.mkdir(exist_ok=True)
+        partial = self.path.with_suffix(".partial")
+        partial.write_text(json.dumps(self.record, indent=1) + "\n")
+        os.replace(partial, self.path)

@@ -1,0 +1,316 @@
+"""One-shot pruning of ResNet20 on CIFAR-10, without any fine-tuning: accuracy on the 10,000 test images.
+
+    python -m experiments.one_shot_pruning defaults       # mfac.prune as it comes, at 80 and 90 %
+    python -m experiments.one_shot_pruning best           # the settings that gave the most
+    python -m experiments.one_shot_pruning updates        # none, obs and joint on the full matrix, steps of 10 %
+    python -m experiments.one_shot_pruning methods        # M-FAC against the others at 50, 70, 80 and 90 %
+    python -m experiments.one_shot_pruning two_four       # 2:4 on ResNet20 and on a small BERT
+    python -m experiments.one_shot_pruning recalibration  # batch-norm statistics: left, at the end, after every step
+    python -m experiments.one_shot_pruning ablation       # block sizes, gradients, damping, recomputations at 90 %
+    python -m experiments.one_shot_pruning plot           # accuracy against sparsity
+
+Every cell is saved when it is done, with its settings; a command that was interrupted goes on with what is missing. Seconds
+are processor time of one thread, without the evaluation. Memory is the peak of the process, and so right for the first
+cell of a process: `methods` starts one for each.
+"""
+
+import argparse
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import mfac
+from experiments import minilm
+from experiments.data import HALVES, ImageBatches, accuracy, load_cifar10
+from experiments.ledger import RESULTS, Ledger
+from experiments.resnet import mfac_resnet20
+from mfac.pruning import PruningResult, prune
+
+LOSS = mfac.criterion_loss(nn.CrossEntropyLoss())
+COMMAND = "python -m experiments.one_shot_pruning"
+PAPER = {  # Table 6 of the paper: accuracy at 10, 20, ..., 90 %
+    "none": (91.4, 91.3, 91.0, 90.2, 88.4, 84.8, 77.2, 50.4, 11.5),
+    "obs": (91.4, 91.4, 91.5, 91.2, 90.8, 89.7, 86.8, 75.6, 28.2),
+    "joint": (91.5, 91.4, 91.4, 91.2, 90.7, 89.7, 87.5, 75.7, 28.1),
+}
+BEST = {"num_grads": 256, "recomputations": 32, "damping": 1e-4}
+BEST_BATCH = 16
+
+
+def train_batches(batch_size: int, augment: bool = False, seed: int = 0, images: int | None = None) -> ImageBatches:
+    """Training images, shuffled; the first `images` of a fixed order where that is given."""
+    pixels, labels = load_cifar10("train")
+    return ImageBatches(pixels[:images], labels[:images], batch_size, HALVES, seed=seed, augment=augment)
+
+
+def test_accuracy(model: nn.Module) -> float:
+    """Per cent of the 10,000 test images."""
+    return accuracy(model, ImageBatches(*load_cifar10("test"), 100, HALVES))
+
+
+def pruned(
+    model: nn.Module, sparsity: float | None, batch_size: int, augment: bool = False, **settings: Any
+) -> tuple[PruningResult, dict[str, Any]]:
+    """Prunes the model; the result, and the cell without accuracy."""
+    start = time.process_time()
+    batches = train_batches(batch_size, augment)
+    result = prune(model, LOSS, batches, sparsity, seed=1, progress=False, **settings)
+    seconds = time.process_time() - start
+    told = {key: value for key, value in settings.items() if key not in ("masks", "bn_batches")}
+    wall = sum(record.seconds for record in result.history)
+    beyond = wall - sum(record.gradient_seconds for record in result.history)
+    return result, {
+        "settings": {"batch_size": batch_size, "augment": augment, **told},
+        "sparsity": result.sparsity,
+        "seconds": round(seconds, 1),
+        "share_beyond_gradients": round(beyond / wall, 4) if wall else 0.0,
+        "loss": [result.history[0].loss_before, result.history[-1].loss_after],
+        "predicted_increase": result.predicted_increase,
+        "damping": result.damping,
+    }
+
+
+def measured(sparsity: float | None, batch_size: int, augment: bool = False, **settings: Any) -> dict[str, Any]:
+    """One cell: prune a fresh checkpoint and test it."""
+    model = mfac_resnet20()
+    _, cell = pruned(model, sparsity, batch_size, augment, **settings)
+    return {"accuracy": test_accuracy(model)} | cell
+
+
+def defaults() -> None:
+    """What `mfac.prune` does when nothing is said: 64 gradients of 32 images, 16 recomputations."""
+    ledger = Ledger("one_shot_defaults", f"{COMMAND} defaults")
+    ledger.cell("dense", lambda: {"accuracy": test_accuracy(mfac_resnet20())})
+    for sparsity in (0.8, 0.9):
+        ledger.cell(f"{sparsity:.0%}", lambda sparsity=sparsity: measured(sparsity, 32))
+
+
+def best() -> None:
+    """More gradients and recomputations, a larger damping, augmented images."""
+    ledger = Ledger("one_shot_best", f"{COMMAND} best")
+    for sparsity in (0.9, 0.8):
+        ledger.cell(f"{sparsity:.0%}", lambda sparsity=sparsity: measured(sparsity, BEST_BATCH, True, **BEST))
+
+
+def updates(num_grads: int) -> None:
+    """The paper's table of three updates: the full matrix, gradients of 16 images, anew after every 10 %."""
+    ledger = Ledger("one_shot_updates", f"{COMMAND} updates --num-grads {num_grads}")
+    for update in ("joint", "obs", "none"):
+        ledger.cell(f"{update}, {num_grads} gradients", lambda update=update: _update_row(update, num_grads))
+
+
+def _update_row(update: str, num_grads: int) -> dict[str, Any]:
+    model, masks, row = mfac_resnet20(), None, []
+    for tenths in range(1, 10):
+        result, cell = pruned(
+            model, tenths / 10, 16, masks=masks, update=update, num_grads=num_grads, block_size=None, recomputations=1
+        )
+        masks = result.masks
+        row.append({"accuracy": test_accuracy(model)} | cell)
+        print(f"  {update} {tenths}0 %: {row[-1]['accuracy']:.2f} (paper {PAPER[update][tenths - 1]})", flush=True)
+    return {"accuracy": [cell["accuracy"] for cell in row], "paper": PAPER[update], "steps": row}
+
+
+METHODS: dict[str, dict[str, Any]] = {
+    "magnitude, global": {"method": "magnitude"},
+    "magnitude, per layer": {"method": "magnitude", "scope": "layer"},
+    "mfac": {"method": "mfac"},
+    "diagonal Fisher": {"method": "diagonal"},
+    "kfac": {"method": "kfac"},
+    "lobs, per layer": {"method": "lobs", "scope": "layer"},
+    "wanda, per layer": {"method": "wanda", "scope": "layer"},
+    "woodfisher (its own update)": {"method": "woodfisher", "update": "obs"},
+}
+
+
+def methods(only: str | None) -> None:
+    """50, 70, 80 and 90 % one after the other, four recomputations each, 64 batches of 16 images for each of them."""
+    for name in METHODS if only is None else [only]:
+        key = f"methods: {name}"
+        if only is None:
+            subprocess.run(
+                [sys.executable, "-m", "experiments.one_shot_pruning", "methods", "--only", name], check=True
+            )
+        else:
+            Ledger("one_shot_methods", f"{COMMAND} methods").cell(key, lambda name=name: _method_row(METHODS[name]))
+
+
+def _method_row(settings: dict[str, Any]) -> dict[str, Any]:
+    model, masks, row = mfac_resnet20(), None, {}
+    for sparsity in (0.5, 0.7, 0.8, 0.9):
+        result, cell = pruned(model, sparsity, 16, masks=masks, recomputations=4, loss_batches=1, **settings)
+        masks = result.masks
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+        row[f"{sparsity:.0%}"] = {"accuracy": test_accuracy(model), "peak_mib": memory} | cell
+        print(
+            f"  {sparsity:.0%}: {row[f'{sparsity:.0%}']['accuracy']:.2f} {cell['seconds']} s {memory} MiB", flush=True
+        )
+    return row
+
+
+def two_four() -> None:
+    """2:4 in every layer but the first, whose 3 inputs no group of 4 fits; every group is counted."""
+    ledger = Ledger("one_shot_two_four", f"{COMMAND} two_four")
+    for method in ("magnitude", "mfac"):
+        ledger.cell(f"ResNet20, {method}", lambda method=method: _two_four_resnet(method))
+    for method in ("magnitude", "mfac"):
+        ledger.cell(f"MiniLM on STS-B, {method}", lambda method=method: _two_four_bert(method))
+
+
+def _two_four_resnet(method: str) -> dict[str, Any]:
+    model = mfac_resnet20()
+    result, cell = pruned(model, None, 32, pattern="2:4", ignore=["conv1.weight"], method=method)
+    return {"accuracy": test_accuracy(model), "groups": _count_groups(model, result)} | cell
+
+
+def _count_groups(model: nn.Module, result: PruningResult) -> dict[int, int]:
+    """How many groups of four have how many weights that are not zero."""
+    weights = dict(model.named_parameters())
+    kept = [weights[name].movedim(1, -1).reshape(-1, 4).count_nonzero(1) for name in result.targets]
+    return {int(k): int(n) for k, n in zip(*torch.cat(kept).unique(return_counts=True), strict=True)}
+
+
+def _two_four_bert(method: str) -> dict[str, Any]:
+    """All 18 matrices of the encoder; the loss is the squared error of the cosine on STS-B."""
+    model = minilm.load()
+    dev = minilm.pairs("dev", 50, limit=500)
+    dense = minilm.spearman(model, dev)
+    start = time.process_time()
+    result = prune(
+        model, mfac.criterion_loss(nn.MSELoss()), minilm.pairs("train", 8), None, pattern="2:4",
+        targets=r"re:encoder\.layer.*weight$", ignore="re:LayerNorm", num_grads=32, recomputations=4, method=method,
+        seed=1, progress=False,
+    )  # fmt: skip
+    seconds = time.process_time() - start
+    return {
+        "spearman_dense": dense,
+        "spearman": minilm.spearman(model, dev),
+        "groups": _count_groups(model, result),
+        "sparsity": result.sparsity,
+        "weights": result.num_weights,
+        "seconds": round(seconds, 1),
+    }
+
+
+def recalibration() -> None:
+    """The same pruning with the statistics left alone, re-estimated at the end, and after every step."""
+    ledger = Ledger("one_shot_recalibration", f"{COMMAND} recalibration")
+    for sparsity in (0.7, 0.9):
+        ledger.cell(f"{sparsity:.0%}, left or at the end", lambda s=sparsity: _recalibrated_at_the_end(s))
+        ledger.cell(f"{sparsity:.0%}, after every step", lambda s=sparsity: _recalibrated_by_step(s))
+
+
+def _bn_batches() -> ImageBatches:
+    return train_batches(100, augment=True, seed=5, images=2000)
+
+
+def _recalibrated_at_the_end(sparsity: float) -> dict[str, Any]:
+    model = mfac_resnet20()
+    _, cell = pruned(model, sparsity, 16, recomputations=8)
+    before = {"accuracy": test_accuracy(model), "train_loss": _train_loss(model), "statistics": _statistics(model)}
+    torch.optim.swa_utils.update_bn(_bn_batches(), model)
+    model.eval()
+    after = {"accuracy": test_accuracy(model), "train_loss": _train_loss(model), "statistics": _statistics(model)}
+    dense = mfac_resnet20()
+    return {"left": before, "at the end": after, "dense statistics": _statistics(dense)} | cell
+
+
+def _recalibrated_by_step(sparsity: float) -> dict[str, Any]:
+    model = mfac_resnet20()
+    _, cell = pruned(model, sparsity, 16, recomputations=8, bn_batches=_bn_batches())
+    return {"accuracy": test_accuracy(model), "train_loss": _train_loss(model), "statistics": _statistics(model)} | cell
+
+
+def _train_loss(model: nn.Module) -> float:
+    """On 1,000 training images as they are, none of which the statistics were taken from."""
+    images, labels = load_cifar10("train")
+    batches = ImageBatches(images[-1000:], labels[-1000:], 100, HALVES)
+    with torch.no_grad():
+        return sum(float(LOSS(model, batch)) for batch in batches) / len(batches)
+
+
+def _statistics(model: nn.Module) -> dict[str, float]:
+    """The mean running variance of the second batch norm of every block, by stage: how much signal is left."""
+    found: dict[str, list[float]] = {}
+    for name, module in model.named_modules():
+        if name.endswith("bn2"):
+            found.setdefault(name.split(".")[0], []).append(float(module.running_var.mean()))
+    return {stage: sum(values) / len(values) for stage, values in found.items()}
+
+
+ABLATION: dict[str, dict[str, Any]] = {
+    "blocks of 128, 64 gradients of 16": {},
+    "blocks of 16": {"block_size": 16},
+    "blocks of 1024": {"block_size": 1024},
+    "full matrix": {"block_size": None},
+    "16 gradients": {"num_grads": 16},
+    "256 gradients": {"num_grads": 256},
+    "damping 1e-6": {"damping": 1e-6},
+    "damping 1e-4": {"damping": 1e-4},
+    "damping auto": {"damping": "auto"},
+    "augmented images": {"augment": True},
+    "labels drawn": {"fisher": "sampled"},
+    "update obs": {"update": "obs"},
+    "update none": {"update": "none"},
+    "per layer": {"scope": "layer"},
+    "16 gradients, 32 recomputations": {"num_grads": 16, "recomputations": 32},
+}
+
+
+def ablation() -> None:
+    """One thing changed at a time, at 90 %, from 64 gradients of 16 images and 8 recomputations."""
+    ledger = Ledger("one_shot_ablation", f"{COMMAND} ablation")
+    for name, change in ABLATION.items():
+        settings = {"num_grads": 64, "recomputations": 8, "loss_batches": 16} | change
+        ledger.cell(name, lambda settings=settings: measured(0.9, 16, **settings))
+
+
+def plot() -> None:
+    """Accuracy against sparsity of everything that was measured."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 5))
+    for key, row in Ledger("one_shot_methods", "").cells.items():
+        points = [(cell["sparsity"], cell["accuracy"]) for cell in row.values()]
+        axes.plot(*zip(*points, strict=True), marker="o", label=key.removeprefix("methods: "))
+    for name, marker in (("defaults", "s"), ("best", "*")):
+        cells = [cell for cell in Ledger(f"one_shot_{name}", "").cells.values() if "sparsity" in cell]
+        if cells:
+            points = sorted((cell["sparsity"], cell["accuracy"]) for cell in cells)
+            axes.plot(*zip(*points, strict=True), marker=marker, markersize=10, linestyle=":", label=f"mfac, {name}")
+    axes.axhline(91.43, color="grey", linewidth=0.8, label="dense")
+    axes.set(xlabel="sparsity", ylabel="accuracy on the test images, %", title="ResNet20, CIFAR-10, no fine-tuning")
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(RESULTS / "one_shot_pruning.png", dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    plain: dict[str, Callable[[], None]] = {
+        f.__name__: f for f in (defaults, best, two_four, recalibration, ablation, plot)
+    }
+    parser.add_argument("recipe", choices=[*plain, "updates", "methods"])
+    parser.add_argument("--num-grads", type=int, default=1024, help="of updates; the paper has 1024")
+    parser.add_argument("--only", choices=list(METHODS), help="one of the methods, in this process")
+    arguments = parser.parse_args()
+    if arguments.recipe == "updates":
+        updates(arguments.num_grads)
+    elif arguments.recipe == "methods":
+        methods(arguments.only)
+    else:
+        plain[arguments.recipe]()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""A sparse model on disk: the kept values and one bit a weight, in a safetensors file."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mfac.pruning.atomic_file import replacing
+from mfac.pruning.parameter_names import as_mask, find, plain_name
+
+FORMAT = "mfac-compact-1"
+INSTALL = "compact files need safetensors; pip install 'torch-mfac[masks]'"
+VALUES, BITS = "::values", "::bits"  # a packed tensor is two: name::values, and name::bits, eight weights a byte
+_RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True)
+class CompactSize:
+    """Bytes of the file, and of the same tensors stored densely."""
+
+    compact: int
+    dense: int
+
+    @property
+    def ratio(self) -> float:
+        """How many times smaller the file is."""
+        return self.dense / self.compact
+
+    def __str__(self) -> str:
+        return f"{self.compact:,} bytes instead of {self.dense:,}: {self.ratio:.2f} times smaller"
+
+
+@dataclass(frozen=True)
+class CompactModel:
+    """What a compact file holds: the dense tensors by name, and the masks of those that were packed."""
+
+    state_dict: dict[str, Tensor]
+    masks: dict[str, Tensor]
+
+
+def save_compact(
+    model: nn.Module | Mapping[str, Tensor], path: str | os.PathLike[str], masks: Mapping[str, Tensor] | None = None
+) -> CompactSize:
+    """Writes a model's state with the removed weights left out; in full or not at all.
+
+    A tensor is packed (values and bits) where that is smaller, and stored as it is where not. What is read back is the
+    same to the bit.
+
+    Args:
+        model: a model or its state_dict.
+        path: where to; `.safetensors` is the usual ending.
+        masks: which weights are kept. Without them those that are not zero, in weights of two or more dimensions.
+
+    Raises:
+        ValueError: a mask that fits no tensor, or removes a weight that is not zero (which would be lost).
+        ImportError: safetensors is missing.
+    """
+    try:
+        from safetensors.torch import save_file
+    except ImportError as error:
+        raise ImportError(INSTALL) from error
+    state, aliases = _distinct(model.state_dict() if isinstance(model, nn.Module) else model)
+    chosen = _kept(state, masks)
+    tensors, shapes = {}, {}
+    for name, tensor in state.items():
+        kept = chosen.get(name)
+        if kept is not None and (masks is not None or _packed_bytes(tensor, kept) < _bytes(tensor)):
+            shapes[name] = list(tensor.shape)
+            tensors[name + VALUES] = tensor[kept]
+            tensors[name + BITS] = torch.from_numpy(np.packbits(kept.flatten().numpy()))
+        else:
+            tensors[name] = tensor
+    description = {"format": FORMAT, "shapes": json.dumps(shapes), "aliases": json.dumps(aliases)}
+    with replacing(path) as draft:
+        save_file(tensors, draft, metadata=description)
+    return CompactSize(Path(path).stat().st_size, sum(map(_bytes, state.values())))
+
+
+def load_compact(path: str | os.PathLike[str], model: nn.Module | None = None) -> CompactModel:
+    """Reads a compact file back into dense tensors, and into `model` where one is given.
+
+    Raises:
+        ValueError: the file is not there, torn, or not a compact file; or it does not fit the model.
+        ImportError: safetensors is missing.
+    """
+    tensors, description = _read(Path(path))
+    shapes, aliases = json.loads(description["shapes"]), json.loads(description["aliases"])
+    state = {name: tensor for name, tensor in tensors.items() if not name.endswith((VALUES, BITS))}
+    masks = {}
+    for name, shape in shapes.items():
+        state[name], masks[name] = _unpack(path, name, shape, tensors)
+    for name, original in aliases.items():
+        state[name] = state[original]
+    loaded = CompactModel(state, {plain_name(name): mask for name, mask in masks.items()})
+    if model is not None:
+        _fill(model, state, path)
+    return loaded
+
+
+def _distinct(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Every tensor once, on the CPU; and which names are other names of the same."""
+    tensors: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    seen: dict[tuple[Any, ...], str] = {}
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{name!r} is a {type(value).__name__}; a compact file holds tensors only, leave it out")
+        identity = (value.data_ptr(), value.shape, value.stride(), value.dtype, value.device)
+        if value.numel() and identity in seen:
+            aliases[name] = seen[identity]
+            continue
+        seen[identity] = name
+        tensors[name] = value.detach().cpu().contiguous().clone()
+    return tensors, aliases
+
+
+def _kept(state: Mapping[str, Tensor], masks: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    """{name: which weights are stored}, for those tensors that may be packed."""
+    if masks is None:
+        # By bits rather than by value, so that a -0.0 comes back as one.
+        return {
+            name: _raw(tensor) != 0
+            for name, tensor in state.items()
+            if tensor.ndim >= 2 and tensor.is_floating_point() and not tensor.is_complex()
+        }
+    known = {plain_name(name): tensor for name, tensor in state.items()} | dict(state)
+    names = {id(tensor): name for name, tensor in state.items()}
+    chosen = {}
+    for key, mask in masks.items():
+        tensor = find(key, known, "the state")
+        kept = as_mask(repr(key), mask, tensor.shape).cpu()
+        astray = int(torch.count_nonzero(tensor[~kept]))
+        if astray:
+            raise ValueError(
+                f"masks: {key!r} removes {astray} weights that are not zero, and they would be lost; "
+                "apply the masks first with mfac.apply_masks(model, masks)"
+            )
+        chosen[names[id(tensor)]] = kept
+    return chosen
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise ImportError(INSTALL) from error
+    if not path.is_file():
+        raise ValueError(f"{path} is not there; save_compact writes such a file")
+    try:
+        with safe_open(path, framework="pt") as file:
+            description = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is not a dict)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a whole safetensors file ({error}); save it again") from None
+    if description.get("format") != FORMAT:
+        raise ValueError(
+            f"{path} is a safetensors file, but not one of save_compact (format {description.get('format')!r}, "
+            f"expected {FORMAT!r}); read it with safetensors.torch.load_file"
+        )
+    return tensors, description
+
+
+def _unpack(path: Any, name: str, shape: list[int], tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    values, bits = tensors[name + VALUES], tensors[name + BITS]
+    count = int(np.prod(shape))
+    kept = torch.from_numpy(np.unpackbits(bits.numpy(), count=count).astype(bool)).reshape(shape)
+    if int(kept.sum()) != len(values):
+        raise ValueError(f"{path}: {name!r} has {len(values)} values for {int(kept.sum())} kept weights; save it again")
+    dense = values.new_zeros(shape)
+    dense[kept] = values
+    return dense, kept
+
+
+def _fill(model: nn.Module, state: Mapping[str, Tensor], path: Any) -> None:
+    own = model.state_dict()
+    wrong = [name for name in own if name in state and own[name].shape != state[name].shape]
+    missing, spare = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    if wrong or missing or spare:
+        raise ValueError(
+            f"{path} does not fit the model: {len(missing)} tensors are missing {missing[:3]}, "
+            f"{len(spare)} are unknown {spare[:3]}, {len(wrong)} have another shape {wrong[:3]}; "
+            "build the model it was saved from"
+        )
+    model.load_state_dict(dict(state))
+
+
+def _raw(tensor: Tensor) -> Tensor:
+    return tensor.view(_RAW[tensor.element_size()])
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _packed_bytes(tensor: Tensor, kept: Tensor) -> int:
+    return int(kept.sum()) * tensor.element_size() + (tensor.numel() + 7) // 8

@@ -1,0 +1,213 @@
+"""Gradual pruning: step by step through a schedule, with training in between by the user's own loop."""
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mfac.gradients.batches import Batch
+from mfac.gradients.collector import Fisher
+from mfac.gradients.per_sample import LossFn
+from mfac.pruning.budget import Scope
+from mfac.pruning.mask_keeper import MaskKeeper, innermost
+from mfac.pruning.masks import apply_masks, matched_masks
+from mfac.pruning.prune import prune
+from mfac.pruning.result import PruningResult, StepRecord
+from mfac.pruning.schedules import checked_schedule
+from mfac.pruning.targets import Names
+
+Batches = Iterable[Batch] | Callable[[int], Iterable[Batch]]
+MOMENTUM = ("momentum_buffer", "exp_avg")  # what torch's optimizers call it
+
+
+class GradualPruner:
+    """Takes a model through a schedule of sparsities, one `step()` at a time; train it in between as you like.
+
+    With an optimizer, removed weights stay at zero while it trains (see `attach_masks`). Between steps, `state_dict()`
+    with the model's and the optimizer's is all that a resumed run needs to have the same masks and weights as an
+    undisturbed one. Each pruning step draws its batches anew, from random states that `seed` and the step's number
+    decide, so no position in the data has to be kept; the state of a loader's own generator is part of the state.
+
+    Args:
+        model: pruned in place.
+        loss_fn: (model, batch) -> scalar loss.
+        batches: what gradients are taken from; or a function from the number of the step (from 0) to such an iterable.
+        schedule: sparsities, rising; see `polynomial_schedule`, `geometric_schedule`, or write a list.
+        optimizer: what trains the model in between.
+        reset_momentum: forget the optimizer's momentum after each pruning step, as the paper does.
+        seed: where the order of batches starts.
+        masks: {name: mask} of weights that are removed already.
+
+    All other arguments are those of `mfac.prune`.
+
+    Raises:
+        ValueError: the schedule does not rise, or a mask does not fit.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        batches: Batches,
+        schedule: Iterable[float],
+        *,
+        optimizer: Optimizer | None = None,
+        reset_momentum: bool = False,
+        seed: int = 0,
+        masks: Mapping[str, Tensor] | None = None,
+        num_grads: int = 64,
+        block_size: int | None = 128,
+        damping: float | str = 1e-5,
+        recomputations: int = 16,
+        update: str = "joint",
+        scope: Scope = "global",
+        pattern: str | None = None,
+        targets: Names = None,
+        ignore: Names = None,
+        method: str = "mfac",
+        order: str = "scores",
+        floor: float = 1,
+        per_sample: bool = False,
+        fisher: Fisher = "empirical",
+        bn_batches: Iterable[Batch] | None = None,
+        loss_batches: int = 4,
+        rows_dir: str | os.PathLike[str] | None = None,
+        progress: bool | None = None,
+        on_step: Callable[[PruningResult], None] | None = None,
+    ):
+        self.schedule = checked_schedule(schedule)
+        self.steps_done = 0
+        self.history: list[list[StepRecord]] = []
+        self._model, self._loss_fn, self._batches = model, loss_fn, batches
+        self._optimizer = None if optimizer is None else innermost(optimizer)
+        self._reset_momentum, self._seed, self._on_step = reset_momentum, seed, on_step
+        self._keeper: MaskKeeper | None = None
+        self._masks: dict[str, Tensor] = {}
+        self._options: dict[str, Any] = {
+            "num_grads": num_grads,
+            "block_size": block_size,
+            "damping": damping,
+            "recomputations": recomputations,
+            "update": update,
+            "scope": scope,
+            "pattern": pattern,
+            "targets": targets,
+            "ignore": ignore,
+            "method": method,
+            "order": order,
+            "floor": floor,
+            "per_sample": per_sample,
+            "fisher": fisher,
+            "bn_batches": bn_batches,
+            "loss_batches": loss_batches,
+            "rows_dir": rows_dir,
+            "progress": progress,
+        }
+        if masks:
+            self._hold(matched_masks(model, masks))
+
+    @property
+    def masks(self) -> dict[str, Tensor]:
+        """{name: bool tensor, True = kept}, as they are now; empty before the first step."""
+        return dict(self._masks)
+
+    @property
+    def next_sparsity(self) -> float | None:
+        """What the next step goes to; None at the end of the schedule."""
+        return self.schedule[self.steps_done] if self.steps_done < len(self.schedule) else None
+
+    def step(self) -> PruningResult | None:
+        """Prunes to the next sparsity of the schedule; None, and nothing done, when there is none.
+
+        If it fails or is interrupted, weights and masks are those of its last complete recomputation, and the step can
+        be called again.
+
+        Raises:
+            ValueError: whatever `mfac.prune` does not accept.
+        """
+        sparsity = self.next_sparsity
+        if sparsity is None:
+            return None
+        result = prune(
+            self._model,
+            self._loss_fn,
+            self._batches(self.steps_done) if callable(self._batches) else self._batches,
+            sparsity,
+            masks=self._masks or None,
+            seed=self._seed + self.steps_done,
+            on_step=self._took,
+            **self._options,
+        )
+        self._hold(result.masks)
+        self._forget_momentum()
+        self.history.append(result.history)
+        self.steps_done += 1
+        return result
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the run is: plain values and tensors, for `torch.save`; the model and the optimizer have their own."""
+        return {
+            "schedule": list(self.schedule),
+            "steps_done": self.steps_done,
+            "seed": self._seed,
+            "masks": {name: mask.clone() for name, mask in self._masks.items()},
+            "history": [[asdict(record) for record in records] for records in self.history],
+            "generators": {name: generator.get_state() for name, generator in self._generators().items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a saved state; load the model's weights and the optimizer's state too, in any order.
+
+        Raises:
+            ValueError: it belongs to another schedule, seed or model; nothing is changed then.
+        """
+        missing = {"schedule", "steps_done", "seed", "masks", "history", "generators"} - set(state)
+        if missing:
+            raise ValueError(f"this is not a state of a GradualPruner: {', '.join(sorted(missing))} missing")
+        for name, ours in (("schedule", list(self.schedule)), ("seed", self._seed)):
+            if state[name] != ours:
+                raise ValueError(
+                    f"the state was saved with {name} {state[name]}, this pruner has {ours}; "
+                    "build it with the same to go on"
+                )
+        if state["masks"]:
+            self._hold(matched_masks(self._model, state["masks"]))
+        self.steps_done = state["steps_done"]
+        self.history = [[StepRecord(**record) for record in records] for records in state["history"]]
+        for name, generator in self._generators().items():
+            if name in state["generators"]:
+                generator.set_state(state["generators"][name])
+
+    def _took(self, result: PruningResult) -> None:
+        """After each recomputation: what is removed so far stays removed, whatever happens next."""
+        self._hold(result.masks)
+        if self._on_step is not None:
+            self._on_step(result)
+
+    def _hold(self, masks: Mapping[str, Tensor]) -> None:
+        """Takes masks over: on the model at once, and on the optimizer for as long as it trains."""
+        apply_masks(self._model, masks)
+        if self._optimizer is not None and self._keeper is None:
+            self._keeper = MaskKeeper(self._optimizer, masks, self._model)
+        elif self._keeper is not None:
+            self._keeper.update(masks)
+        self._masks = dict(masks)
+
+    @torch.no_grad()
+    def _forget_momentum(self) -> None:
+        if self._optimizer is None or not self._reset_momentum:
+            return
+        for values in self._optimizer.state.values():
+            for name in MOMENTUM:
+                if isinstance(values.get(name), Tensor):
+                    values[name].zero_()
+
+    def _generators(self) -> dict[str, torch.Generator]:
+        """The random sources of loaders that have one of their own."""
+        loaders = {"batches": self._batches, "bn_batches": self._options["bn_batches"]}
+        found = {name: getattr(loader, "generator", None) for name, loader in loaders.items()}
+        return {name: source for name, source in found.items() if isinstance(source, torch.Generator)}

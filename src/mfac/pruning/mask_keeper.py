@@ -1,0 +1,153 @@
+"""Zeros that stay zero, whatever the optimizer does: momentum, decay, or anything else."""
+
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mfac.pruning.parameter_names import as_mask, find, parameters_by_name, plain_name
+
+Masks = Mapping[str, Tensor] | Mapping[Tensor, Tensor]
+
+
+class MaskKeeper:
+    """What `attach_masks` returns: holds the masks; takes its hooks away with `remove()` or at the end of a `with`."""
+
+    def __init__(self, optimizer: Optimizer, masks: Masks, model: nn.Module | None = None):
+        self._optimizer = innermost(optimizer)
+        self._model = model
+        self._masked = self._look_up(masks)
+        self._hooks = [
+            self._optimizer.register_step_pre_hook(self._before_step),
+            self._optimizer.register_step_post_hook(self._after_step),
+            self._optimizer.register_load_state_dict_post_hook(self._after_load),
+        ]
+        self.apply()
+
+    def update(self, masks: Masks) -> None:
+        """Takes these masks in place of the present ones; a parameter that is not among them is free again.
+
+        Raises:
+            ValueError: one of them does not fit; the present ones then stay.
+        """
+        self._masked = self._look_up(masks)
+        self.apply()
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        """Sets the removed weights, and what the optimizer remembers of them, to zero."""
+        for parameter, removed in self._removed():
+            parameter.masked_fill_(removed, 0)
+            for value in self._memory(parameter):
+                value.masked_fill_(removed.to(value.device), 0)
+
+    def remove(self) -> None:
+        """Takes the hooks away; weights that are zero are free to move again."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def __enter__(self) -> "MaskKeeper":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    def _look_up(self, masks: Masks) -> list[tuple[Tensor, Tensor]]:
+        """(parameter, mask) for every mask, checked."""
+        ours = {id(parameter) for group in self._optimizer.param_groups for parameter in group["params"]}
+        named = self._named(masks)
+        found = []
+        for key, mask in masks.items():
+            if isinstance(key, str):
+                parameter, label = find(key, named, "the model" if self._model else "the optimizer"), repr(key)
+            else:
+                parameter, label = key, f"a tensor of shape {tuple(key.shape)}"
+                if id(key) not in ours:
+                    raise ValueError(f"masks: {label} is not a parameter of the optimizer; {_STALE}")
+            found.append((parameter, as_mask(label, mask, parameter.shape).to(parameter.device)))
+        if found and not any(id(parameter) in ours for parameter, _ in found):
+            raise ValueError(f"none of the {len(found)} masked parameters is in the optimizer; {_STALE}")
+        return found
+
+    def _named(self, masks: Masks) -> dict[str, Tensor]:
+        if self._model is not None:
+            return parameters_by_name(self._model)
+        named: dict[str, Tensor] = {}
+        for group in self._optimizer.param_groups:
+            named |= zip(group.get("param_names", ()), group["params"], strict=False)
+        if not named and any(isinstance(key, str) for key in masks):
+            raise ValueError(
+                "masks are given by name, but the optimizer does not know the names of its parameters; "
+                "pass model=, or build the optimizer from model.named_parameters()"
+            )
+        return {plain_name(name): parameter for name, parameter in named.items()} | named
+
+    def _removed(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for index, (parameter, mask) in enumerate(self._masked):
+            if mask.device != parameter.device:  # the model was moved since
+                mask = mask.to(parameter.device)
+                self._masked[index] = parameter, mask
+            yield parameter, ~mask
+
+    def _memory(self, parameter: Tensor) -> list[Tensor]:
+        """Momentum, averages of squares and the like: what the optimizer keeps one number a weight of."""
+        state = self._optimizer.state.get(parameter, {})
+        values = state.values() if isinstance(state, Mapping) else ()
+        return [value for value in values if isinstance(value, Tensor) and value.shape == parameter.shape]
+
+    @torch.no_grad()
+    def _before_step(self, *_: Any) -> None:
+        # Whatever mixes coordinates (norms, trust ratios, factored averages, curvature) would see the removed ones.
+        for parameter, removed in self._removed():
+            if parameter.grad is not None and not parameter.grad.is_sparse:
+                parameter.grad.masked_fill_(removed, 0)
+
+    def _after_step(self, *_: Any) -> None:
+        self.apply()
+
+    def _after_load(self, *_: Any) -> None:
+        self.apply()
+
+
+_STALE = (
+    "was the model copied, or its parameters replaced, after the optimizer was built? "
+    "Build the optimizer from the model whose weights it moves"
+)
+
+
+def attach_masks(optimizer: Optimizer, masks: Masks, model: nn.Module | None = None) -> MaskKeeper:
+    """Keeps removed weights at exactly zero under any torch optimizer, and its memory of them empty.
+
+    Before each step the gradients of removed weights are set to zero; after it the weights themselves, and the
+    optimizer's momentum or averages of them. The same is done at once, and whenever the optimizer loads a state.
+
+    Args:
+        optimizer: any torch optimizer, also wrapped by accelerate or Lightning, and under a GradScaler.
+        masks: {name or parameter: tensor of its shape, True or 1 = kept}.
+        model: where names are looked up; without it, in those that an optimizer built from `named_parameters()` has.
+
+    Returns:
+        A handle: `update(masks)` for tighter ones, `remove()` to let go; it is a context manager too.
+
+    Raises:
+        ValueError: a name that is not found, a mask that does not fit, or parameters that the optimizer does not have.
+    """
+    return MaskKeeper(optimizer, masks, model)
+
+
+def innermost(optimizer: Optimizer) -> Optimizer:
+    """The optimizer inside the wrappers of accelerate, Lightning and others, which is the one whose hooks are called.
+
+    Raises:
+        ValueError: it is no torch optimizer.
+    """
+    while isinstance(getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = optimizer.optimizer  # type: ignore[attr-defined]
+    if not isinstance(optimizer, Optimizer):
+        raise ValueError(f"optimizer must be a torch.optim.Optimizer, not a {type(optimizer).__name__}")
+    return optimizer

@@ -1,0 +1,186 @@
+"""The methods behind `prune`: each measures something on the model and the data, and makes a curvature of it."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from mfac.blocks import FisherBlocks
+from mfac.gradient_file import GradientFile
+from mfac.gradients import accumulate_fisher, collect_gradients
+from mfac.gradients.collection import Collection
+from mfac.gradients.collector import Fisher
+from mfac.gradients.per_sample import LossFn
+from mfac.layout import ParameterLayout
+from mfac.pruning.batch_stream import BatchStream
+from mfac.pruning.curvature import Curvature, FisherCurvature
+from mfac.pruning.dampings import choose_damping
+from mfac.pruning.layer_curvature import KroneckerCurvature, LayerInputCurvature, WeightCurvature
+from mfac.pruning.layer_statistics import find_layers, layer_moments
+from mfac.pruning.weights import MaskedWeights
+from mfac.pruning.woodfisher import RecursionCurvature
+
+# Float32 rows beyond twice the block size take more memory than float64 sums of the blocks.
+ROWS_PER_BLOCK_SIZE = 2
+
+Rows = Tensor | GradientFile | FisherBlocks
+
+
+class Method(Protocol):
+    """How the weights of one step are judged."""
+
+    def measure(self, weights: MaskedWeights, layout: ParameterLayout, stream: BatchStream, step: int) -> Any:
+        """What takes the data: gradients, or statistics of layers."""
+
+    def curvature(self, measured: Any, weights: MaskedWeights, layout: ParameterLayout) -> Curvature:
+        """What is made of it."""
+
+
+@dataclass(frozen=True)
+class Estimation:
+    """How gradients are taken and damped: what the methods share."""
+
+    loss_fn: LossFn
+    num_grads: int
+    block_size: int | None
+    damping: float | str
+    per_sample: bool
+    fisher: Fisher
+    rows_dir: str | None
+    seed: int
+    progress: bool | None
+
+    def check(self, weights: MaskedWeights) -> None:
+        """Raises ValueError for whatever the collectors of gradients would not take, before anything is done."""
+        collection = Collection(
+            self.num_grads, self.per_sample, self.fisher, "auto", None, False, self.progress, self.seed
+        )
+        collection.task(weights.model, self.loss_fn, weights.layout(), None, None)
+
+
+class FisherMethod:
+    """M-FAC: F = λI + GᵀG/m over `num_grads` gradients, in blocks or in full.
+
+    Args:
+        estimation: how gradients are taken.
+        keep_rows: never sum blocks up, for what needs the rows themselves.
+    """
+
+    def __init__(self, estimation: Estimation, keep_rows: bool = False):
+        if estimation.damping == "auto" and estimation.rows_dir is not None:
+            raise ValueError('damping="auto" tries several on rows in memory, and rows_dir puts them on disk; drop one')
+        self.estimation = estimation
+        self.keep_rows = keep_rows or estimation.damping == "auto" or estimation.rows_dir is not None
+
+    def measure(self, weights: MaskedWeights, layout: ParameterLayout, stream: BatchStream, step: int) -> Rows:
+        """The gradients of this step: rows, or where these would take more memory, sums over blocks."""
+        e = self.estimation
+        shared: dict[str, Any] = {
+            "params": list(layout.names), "masks": weights.masks, "per_sample": e.per_sample,
+            "fisher": e.fisher, "seed": e.seed + step, "progress": e.progress,
+        }  # fmt: skip
+        if e.block_size is not None and e.num_grads > ROWS_PER_BLOCK_SIZE * e.block_size and not self.keep_rows:
+            return accumulate_fisher(weights.model, e.loss_fn, stream, e.num_grads, e.block_size, **shared)
+        out = None if e.rows_dir is None else Path(e.rows_dir) / "gradients.rows"
+        if out is not None:
+            out.unlink(missing_ok=True)  # the rows of the step before
+        try:
+            return collect_gradients(weights.model, e.loss_fn, stream, e.num_grads, out=out, **shared)
+        except MemoryError as error:
+            raise MemoryError(f"{error}; for prune the way to disk is rows_dir='a folder with room'") from None
+
+    def curvature(self, measured: Rows, weights: MaskedWeights, layout: ParameterLayout) -> FisherCurvature:
+        """The matrix, with a damping chosen if that was asked for."""
+        e = self.estimation
+        damping = e.damping
+        if isinstance(damping, str):
+            assert isinstance(measured, Tensor)
+            damping = choose_damping(measured, e.block_size, layout.sizes)
+        return FisherCurvature(measured, damping, e.block_size, layout.sizes, layout.device)
+
+
+class WoodFisherMethod:
+    """The same gradients, inverted block by block by the literal recursion."""
+
+    def __init__(self, estimation: Estimation):
+        if estimation.block_size is None or estimation.rows_dir is not None:
+            raise ValueError("method 'woodfisher' keeps dense blocks and rows in memory: give block_size, no rows_dir")
+        self._gradients = FisherMethod(estimation, keep_rows=True)
+
+    def measure(self, weights: MaskedWeights, layout: ParameterLayout, stream: BatchStream, step: int) -> Rows:
+        """The gradients of this step."""
+        return self._gradients.measure(weights, layout, stream, step)
+
+    def curvature(self, measured: Rows, weights: MaskedWeights, layout: ParameterLayout) -> Curvature:
+        """The inverses of the blocks."""
+        e = self._gradients.estimation
+        assert isinstance(measured, Tensor)
+        assert e.block_size is not None
+        assert not isinstance(e.damping, str)
+        return RecursionCurvature(measured, e.damping, e.block_size, layout.sizes)
+
+
+class LayerMethod:
+    """Methods that go by moments of layer inputs, and K-FAC by those of output gradients besides."""
+
+    def __init__(self, name: str, estimation: Estimation, weights: MaskedWeights):
+        self.name = name
+        self.estimation = estimation
+        self._layers = find_layers(weights.model, weights.targets, name)
+
+    def measure(self, weights: MaskedWeights, layout: ParameterLayout, stream: BatchStream, step: int) -> Any:
+        """The moments over `num_grads` batches."""
+        e = self.estimation
+        return layer_moments(weights.model, e.loss_fn, stream, e.num_grads, self._layers, self.name == "kfac")
+
+    def curvature(self, measured: Any, weights: MaskedWeights, layout: ParameterLayout) -> Curvature:
+        """Wanda's factors, L-OBS's matrices or K-FAC's."""
+        damping = self.estimation.damping
+        assert not isinstance(damping, str)
+        if self.name == "kfac":
+            return KroneckerCurvature(measured, damping, layout)
+        if self.name == "lobs":
+            return LayerInputCurvature(measured, damping, layout, weights.masks)
+        factors = {}
+        for name, moments in measured.items():
+            squares = moments.inputs.diagonal(dim1=1, dim2=2) / moments.positions
+            rows = squares.repeat_interleave(len(weights.masks[name]) // len(squares), 0)
+            factors[name] = rows.view(weights.masks[name].shape)
+        return WeightCurvature(weights.row_of(layout, factors))
+
+
+class MagnitudeMethod:
+    """The smallest weights go; no data is looked at."""
+
+    def measure(self, weights: MaskedWeights, layout: ParameterLayout, stream: BatchStream, step: int) -> None:
+        """Nothing."""
+
+    def curvature(self, measured: None, weights: MaskedWeights, layout: ParameterLayout) -> Curvature:
+        """The identity."""
+        return WeightCurvature()
+
+
+METHODS = ("mfac", "magnitude", "diagonal", "wanda", "woodfisher", "lobs", "kfac")
+
+
+def make_method(name: str, estimation: Estimation, weights: MaskedWeights, keep_rows: bool) -> Method:
+    """The method of a name.
+
+    Raises:
+        ValueError: an unknown name, or settings that the method has no use for.
+    """
+    if name not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}, not {name!r}")
+    if isinstance(estimation.damping, str) and estimation.damping != "auto":
+        raise ValueError(f'damping must be a positive number or "auto", not {estimation.damping!r}')
+    if estimation.damping == "auto" and name not in ("mfac", "magnitude"):
+        raise ValueError(f"damping=\"auto\" is for method 'mfac'; give method {name!r} a number")
+    if name == "magnitude":
+        return MagnitudeMethod()
+    if name == "woodfisher":
+        return WoodFisherMethod(estimation)
+    if name in ("mfac", "diagonal"):
+        # The diagonal of the Fisher matrix is what blocks of one weight are.
+        return FisherMethod(replace(estimation, block_size=1) if name == "diagonal" else estimation, keep_rows)
+    return LayerMethod(name, estimation, weights)

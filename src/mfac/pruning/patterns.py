@@ -1,0 +1,105 @@
+"""Shapes of sparsity that hardware or layers can use: N of every M weights, whole rows, whole channels."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class NOfM:
+    """At most `kept` of every `size` weights side by side along dimension 1 (the inputs) are kept."""
+
+    kept: int
+    size: int
+
+    @property
+    def sparsity(self) -> float:
+        """1 − N/M."""
+        return 1 - self.kept / self.size
+
+    def check(self, name: str, shape: torch.Size) -> None:
+        """Raises ValueError where M does not divide dimension 1."""
+        if len(shape) < 2 or shape[1] % self.size:
+            what = f"dimension 1 is {shape[1]}" if len(shape) > 1 else "it has one dimension"
+            raise ValueError(
+                f"pattern {self}: {name} has shape {tuple(shape)}; {what}, and {self.size} must divide it; "
+                f"leave it out with ignore=[{name!r}]"
+            )
+
+    def final_keep(self, mask: Tensor) -> int:
+        """How many weights of a tensor are kept in the end."""
+        return int(self._grouped(mask).sum(-1).clamp_max(self.kept).sum())
+
+    def offered(self, costs: Tensor, mask: Tensor) -> Tensor:
+        """The costs, infinite for weights that are gone and for those that their group must keep.
+
+        A group that has lost r of its weights offers the M − N − r cheapest of the others: whichever of these go at
+        this step, none of its groups is ever left with fewer than N.
+        """
+        grouped = self._grouped(torch.where(mask, costs, torch.inf))
+        rank = grouped.argsort(-1).argsort(-1)
+        room = self._grouped(mask).sum(-1, keepdim=True) - self.kept
+        limited = torch.where(rank < room, grouped, torch.inf)
+        return limited.flatten(-2).movedim(-1, 1)
+
+    def _grouped(self, values: Tensor) -> Tensor:
+        return values.movedim(1, -1).unflatten(-1, (-1, self.size))
+
+    def __str__(self) -> str:
+        return f"{self.kept}:{self.size}"
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Whole slices along one dimension go at once: 0 is a row (an output), 1 a channel (an input)."""
+
+    kind: str
+    dim: int
+
+    def check(self, name: str, shape: torch.Size) -> None:
+        """Raises ValueError where the tensor has no such dimension."""
+        if len(shape) <= self.dim:
+            raise ValueError(
+                f"pattern {self}: {name} has shape {tuple(shape)} and so no {self.kind}s; leave it out with "
+                f"ignore=[{name!r}]"
+            )
+
+    def groups(self, masks: Mapping[str, Tensor]) -> tuple[dict[str, Int[Tensor, "..."]], dict[str, range]]:
+        """The number of every weight's slice, counted through all tensors, and the numbers of each tensor's slices."""
+        ids, ranges, first = {}, {}, 0
+        for name, mask in masks.items():
+            length = mask.shape[self.dim]
+            shape = [1] * mask.ndim
+            shape[self.dim] = length
+            ids[name] = (first + torch.arange(length, device=mask.device)).view(shape).expand(mask.shape)
+            ranges[name] = range(first, first + length)
+            first += length
+        return ids, ranges
+
+    def __str__(self) -> str:
+        return self.kind
+
+
+Pattern = NOfM | Slices | None
+
+
+def parse_pattern(pattern: str | None) -> Pattern:
+    """ "N:M", "row", "channel" or None.
+
+    Raises:
+        ValueError: anything else.
+    """
+    if pattern is None:
+        return None
+    if pattern in ("row", "channel"):
+        return Slices(pattern, 0 if pattern == "row" else 1)
+    match = re.fullmatch(r"(\d+):(\d+)", pattern) if isinstance(pattern, str) else None
+    if match is None or not 0 < int(match[1]) < int(match[2]):
+        raise ValueError(
+            f'pattern must be "N:M" with 0 < N < M (as "2:4"), "row", "channel" or None (any weight), not {pattern!r}'
+        )
+    return NOfM(int(match[1]), int(match[2]))

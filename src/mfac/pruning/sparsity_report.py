@@ -1,0 +1,112 @@
+"""How sparse a model is, layer by layer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mfac.pruning.masks import masks_of_model
+from mfac.pruning.parameter_names import as_mask, find, parameters_by_name, plain_name
+
+HEADER = ("layer", "shape", "weights", "removed", "sparsity", "")
+
+
+@dataclass(frozen=True)
+class LayerSparsity:
+    """One line of the table: a parameter, how many weights it has, how many of them are removed.
+
+    `astray` counts weights that a mask removes and that are not zero: none, as long as the masks are kept.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    weights: int
+    removed: int
+    astray: int = 0
+
+    @property
+    def sparsity(self) -> float:
+        """The fraction that is removed."""
+        return self.removed / self.weights if self.weights else 0.0
+
+
+@dataclass(frozen=True)
+class SparsityReport:
+    """The table: one row a parameter that was, or could have been, pruned; `others` counts the weights of the rest."""
+
+    rows: tuple[LayerSparsity, ...]
+    others: int
+
+    @property
+    def weights(self) -> int:
+        """How many weights the rows have."""
+        return sum(row.weights for row in self.rows)
+
+    @property
+    def removed(self) -> int:
+        """How many of them are removed."""
+        return sum(row.removed for row in self.rows)
+
+    @property
+    def sparsity(self) -> float:
+        """The fraction of the rows' weights that is removed."""
+        return self.removed / self.weights if self.weights else 0.0
+
+    def __str__(self) -> str:
+        lines = [HEADER, *(_cells(row) for row in self.rows)]
+        lines.append(("total", "", f"{self.weights:,}", f"{self.removed:,}", f"{100 * self.sparsity:.2f} %", ""))
+        lines.append(("other parameters", "", f"{self.others:,}", "", "", ""))
+        widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
+        return "\n".join(_aligned(line, widths) for line in lines)
+
+
+@torch.no_grad()
+def sparsity_report(model: nn.Module, masks: Mapping[str, Tensor] | None = None) -> SparsityReport:
+    """Counts the removed weights of a model, layer by layer; `str()` of what it returns is a table.
+
+    Args:
+        model: any model, also one that torch.nn.utils.prune or torch.ao.pruning has prepared.
+        masks: what is removed, and the rows of the table. Without them, every parameter of two or more dimensions is a
+            row, and what counts is the model's own masks and, where it has none, exact zeros.
+
+    Raises:
+        ValueError: a mask that belongs to no parameter, or does not fit it.
+    """
+    known = parameters_by_name(model)
+    given = {id(find(name, known, "the model")): (name, mask) for name, mask in (masks or {}).items()}
+    own = masks_of_model(model) if masks is None else {}
+    rows, others = [], 0
+    for full_name, parameter in model.named_parameters():
+        name = plain_name(full_name)
+        label, mask = given.get(id(parameter), (name, own.get(name)))
+        if mask is None and (given or parameter.ndim < 2):
+            others += parameter.numel()
+        else:
+            rows.append(_row(name, label, parameter, mask, reparametrised=name in own))
+    return SparsityReport(tuple(rows), others)
+
+
+def _row(name: str, label: str, parameter: Tensor, mask: Tensor | None, reparametrised: bool) -> LayerSparsity:
+    shape, weights = tuple(parameter.shape), parameter.numel()
+    if mask is None:
+        return LayerSparsity(name, shape, weights, weights - int(torch.count_nonzero(parameter)))
+    removed = ~as_mask(repr(label), mask, parameter.shape).to(parameter.device)
+    # Under torch's tools the parameter keeps its values, and the mask multiplies them on the way.
+    astray = 0 if reparametrised else int(torch.count_nonzero(parameter.masked_select(removed)))
+    return LayerSparsity(name, shape, weights, int(removed.sum()), astray)
+
+
+def _cells(row: LayerSparsity) -> tuple[str, ...]:
+    note = f"{row.astray:,} not zero" if row.astray else ""
+    shape = " x ".join(map(str, row.shape))
+    return row.name, shape, f"{row.weights:,}", f"{row.removed:,}", f"{100 * row.sparsity:.2f} %", note
+
+
+def _aligned(line: tuple[str, ...], widths: list[int]) -> str:
+    left = (0, 1, 5)
+    cells = [
+        cell.ljust(width) if i in left else cell.rjust(width)
+        for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+    ]
+    return "  ".join(cells).rstrip()

@@ -1,0 +1,101 @@
+"""Every optimizer class of the package in its configurations, and the little problem that all of them are tried on.
+
+A new class or option is one more line in OPTIMIZERS; the suite then runs for it.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+from mfac import MFAC
+from mfac.parameter_window import group_parameters
+
+SETTINGS: dict[str, Any] = {"lr": 0.02, "num_grads": 5, "damping": 0.1}
+
+
+def mfac(params: Any, **options: Any) -> MFAC:
+    return MFAC(params, **(SETTINGS | options))
+
+
+def mask_of(tensor: Tensor) -> Tensor:
+    """Keeps two of every three weights."""
+    return (torch.arange(tensor.numel()) % 3 > 0).view(tensor.shape)
+
+
+def masked(params: Any, **options: Any) -> MFAC:
+    """The first parameter is pruned; its weights are zeroed here, as a pruner would have done."""
+    params = list(params)
+    first = group_parameters(params)[0]["params"][0]
+    with torch.no_grad():
+        first.mul_(mask_of(first))
+    return mfac(params, **({"masks": {first: mask_of(first)}} | options))
+
+
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    "plain": mfac,
+    "momentum": partial(mfac, momentum=0.9),
+    "nesterov": partial(mfac, momentum=0.9, nesterov=True),
+    "l2_decay": partial(mfac, weight_decay=0.01),
+    "decoupled_decay": partial(mfac, weight_decay=0.1, decoupled_weight_decay=True, momentum=0.5),
+    "bfloat16_window": partial(mfac, window=torch.bfloat16),
+    "update_every": partial(mfac, update_every=2),
+    "max_step_norm": partial(mfac, max_step_norm=0.05),
+    "damping_schedule": partial(mfac, damping=lambda step: 0.1 if step < 4 else 0.2),
+    "sum": partial(mfac, normalize="sum"),
+    "seen": partial(mfac, normalize="seen"),
+    "float64_precision": partial(mfac, precision="float64"),
+    "masks": masked,
+    "masks_momentum_decay": partial(masked, momentum=0.9, weight_decay=0.01),
+}
+SOME = ("plain", "nesterov", "update_every", "masks_momentum_decay")  # for what comes in many cases of its own
+DECAYING = {"l2_decay", "decoupled_decay", "masks_momentum_decay"}
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    """The batch of a step, the same whenever it is asked for."""
+    generator = torch.Generator().manual_seed(step)
+    inputs = torch.randn(16, 5, generator=generator)
+    return inputs, inputs[:, :3].argmax(1)
+
+
+def loss_of(model: nn.Module, step: int) -> Tensor:
+    inputs, targets = batch(step)
+    dtype = next(model.parameters()).dtype
+    return F.cross_entropy(model(inputs.to(dtype)).float(), targets)
+
+
+def train(model: nn.Module, optimizer: Optimizer, steps: Iterable[int]) -> list[float]:
+    """Plain training over the batches of these steps; the losses before each."""
+    losses = []
+    for step in steps:
+        optimizer.zero_grad()
+        loss = loss_of(model, step)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def weights(model: nn.Module) -> list[Tensor]:
+    return [tensor.detach().clone() for tensor in model.parameters()]
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two states are equal, bit for bit, whatever they are made of."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and bool(a == b)

@@ -1,0 +1,86 @@
+"""Small problems for pruning: a loss that is exactly quadratic, and the dense answers to it."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+DAMPING = 1e-2
+SIZES = (12, 20)  # of the two tensors: 3 x 4 and 4 x 5
+
+
+class Quadratic(nn.Module):
+    """Two weights; the loss sees them as one vector."""
+
+    def __init__(self, seed: int = 0):
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.first = nn.Parameter(torch.randn(3, 4, generator=generator, dtype=torch.float64))
+        self.second = nn.Parameter(torch.randn(4, 5, generator=generator, dtype=torch.float64))
+
+    def vector(self) -> Tensor:
+        return torch.cat([self.first.flatten(), self.second.flatten()])
+
+
+class Problem(NamedTuple):
+    """A model at the minimum θ* of its loss, whose batches have the gradients ±g and whose Hessian is F."""
+
+    model: Quadratic
+    loss_fn: object
+    batches: list[Tensor]
+    rows: Tensor
+    F: Tensor
+    theta: Tensor
+
+
+def blocks_of(block_size: int | None) -> list[tuple[int, int]]:
+    if block_size is None:
+        return [(0, sum(SIZES))]
+    found, start = [], 0
+    for size in SIZES:
+        found += [(start + i, start + min(i + block_size, size)) for i in range(0, size, block_size)]
+        start += size
+    return found
+
+
+def dense_fisher(rows: Tensor, block_size: int | None, damping: float = DAMPING) -> Tensor:
+    d = rows.shape[1]
+    kept = torch.zeros(d, d, dtype=torch.float64)
+    for start, stop in blocks_of(block_size):
+        kept[start:stop, start:stop] = 1
+    return kept * (rows.T @ rows) / len(rows) + damping * torch.eye(d, dtype=torch.float64)
+
+
+def quadratic(num_grads: int = 8, block_size: int | None = None, seed: int = 0) -> Problem:
+    """Pairs of batches with the gradients g and −g: their mean is zero, their Fisher matrix is the Hessian."""
+    model = Quadratic(seed)
+    half = torch.randn(num_grads // 2, 32, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
+    rows = torch.stack([half, -half], 1).flatten(0, 1)
+    theta = model.vector().detach().clone()
+    F = dense_fisher(rows, block_size)
+
+    def loss_fn(model: Quadratic, g: Tensor) -> Tensor:
+        change = model.vector() - theta
+        return 3.0 + g @ change + 0.5 * change @ F @ change
+
+    return Problem(model, loss_fn, list(rows), rows, F, theta)
+
+
+def dense_joint(F: Tensor, theta: Tensor, removed: Tensor) -> tuple[Tensor, float]:
+    """δ = −F⁻¹_:Q ([F⁻¹]_QQ)⁻¹ θ_Q and ½ θ_Qᵀ([F⁻¹]_QQ)⁻¹θ_Q, literally."""
+    inverse = torch.linalg.inv(F)
+    x = torch.linalg.solve(inverse[removed][:, removed], theta[removed])
+    return -inverse[:, removed] @ x, 0.5 * float(theta[removed] @ x)
+
+
+def dense_obs(F: Tensor, theta: Tensor, removed: Tensor) -> Tensor:
+    """Σ −θ_i F⁻¹e_i/[F⁻¹]_ii over the removed weights, one after the other; then exactly −θ on them."""
+    inverse = torch.linalg.inv(F)
+    delta = torch.zeros_like(theta)
+    for i in removed.nonzero()[:, 0]:
+        delta -= theta[i] * inverse[:, i] / inverse[i, i]
+    return torch.where(removed, -theta, delta)
+
+
+def dense_scores(F: Tensor, theta: Tensor) -> Tensor:
+    return theta.square() / (2 * torch.linalg.inv(F).diagonal())

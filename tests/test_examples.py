@@ -1,0 +1,135 @@
+"""Every example runs as its command would, learns, and ends with the same weights when it is resumed half-way."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from mfac import MFAC
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """Imports an example by its name; its folder is on the path, as when it is run."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return importlib.import_module
+
+
+def same_weights(one, other):
+    pairs = list(zip(one.parameters(), other.parameters(), strict=True))
+    return len(pairs) > 0 and all(torch.equal(a, b) for a, b in pairs)
+
+
+def fell(losses, share):
+    """Whether the mean of the last losses is below that share of the first ones."""
+    few = max(1, len(losses) // 8)
+    return sum(losses[-few:]) < share * sum(losses[:few])
+
+
+def test_the_plain_loop_learns_and_resumes_bit_for_bit(example, tmp_path):
+    main = example("train_plain").main
+    model, losses = main(["--epochs", "4", "--folder", str(tmp_path)])
+    assert fell(losses, 0.3)
+    resumed, rest = main(
+        ["--epochs", "4", "--folder", str(tmp_path / "again"), "--resume", str(tmp_path / "epoch-2.pt")]
+    )
+    assert rest == losses[-len(rest) :]
+    assert len(rest) == len(losses) // 2
+    assert same_weights(model, resumed)
+
+
+def test_one_learning_rate_serves_every_window(example, tmp_path):
+    main = example("train_plain").main
+    for num_grads in (16, 256):
+        _, losses = main(["--epochs", "4", "--num-grads", str(num_grads), "--folder", str(tmp_path)])
+        assert fell(losses, 0.3)
+
+
+# aot_eager traces and differentiates as inductor does, without the half minute that a C++ compiler takes.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_compiled_model_trains_as_the_plain_one(example, tmp_path):
+    main = example("train_plain").main
+    model, losses = main(["--epochs", "1", "--folder", str(tmp_path)])
+    compiled, same = main(["--epochs", "1", "--folder", str(tmp_path), "--compile", "aot_eager"])
+    torch.testing.assert_close(torch.tensor(same), torch.tensor(losses), rtol=1e-3, atol=1e-4)
+    assert set(torch.load(tmp_path / "epoch-1.pt", weights_only=True)["model"]) == set(model.state_dict())
+    assert all(parameter.grad is not None for parameter in compiled.parameters())
+
+
+def test_accelerate_accumulates_and_resumes_in_mid_epoch(example, tmp_path):
+    main = example("train_accelerate").main
+    model, losses = main(["--epochs", "4", "--folder", str(tmp_path)])
+    assert fell(losses, 0.3)
+    resumed, rest = main(["--epochs", "4", "--folder", str(tmp_path), "--resume", str(tmp_path / "step-50")])
+    assert rest == losses[2 * 50 - len(losses) :]
+    assert 50 % 22, "in mid-epoch"
+    assert same_weights(model, resumed)
+
+
+@pytest.mark.parametrize("way", ["automatic", "manual"])
+def test_lightning_learns_and_resumes_bit_for_bit(example, tmp_path, way):
+    main = example("train_lightning").main
+    options = ["--epochs", "4", *(["--manual"] if way == "manual" else [])]
+    model, losses = main([*options, "--folder", str(tmp_path)])
+    assert fell(losses, 0.3)
+    saved = next(tmp_path.glob("*step=46.ckpt"))
+    resumed, rest = main([*options, "--folder", str(tmp_path / "again"), "--resume", str(saved)])
+    assert rest == losses[46:]
+    assert same_weights(model, resumed)
+
+
+@pytest.mark.parametrize("way", ["object", "class"])
+def test_transformers_learns_and_resumes_bit_for_bit(example, tmp_path, way):
+    main = example("train_transformers").main
+    options = ["--steps", "60", *(["--by-class"] if way == "class" else [])]
+    model, losses, figures = main([*options, "--folder", str(tmp_path)])
+    assert fell(losses, 0.8)
+    assert figures["eval_accuracy"] > 0.8
+    saved = tmp_path / "checkpoint-30"
+    resumed, rest, again = main([*options, "--folder", str(tmp_path / "again"), "--resume", str(saved)])
+    assert rest == losses  # the first half is from the log that the checkpoint holds
+    assert again["eval_loss"] == figures["eval_loss"]
+    assert same_weights(model, resumed)
+
+
+def test_the_preconditioner_and_sgd_are_mfac(example, tmp_path):
+    precondition = example("precondition")
+    losses, _ = precondition.train("SGD", True, epochs=1)
+    # Averaging with momentum 0.9 is summing with a tenth of the learning rate.
+    _, expected = example("train_plain").main(["--epochs", "1", "--folder", str(tmp_path)])
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e-3, atol=1e-4)
+
+
+def test_the_preconditioner_helps_sgd_and_lets_the_others_learn(example):
+    results = example("precondition").main(["--epochs", "3"])
+    assert all(last < 0.5 * first for first, last, _ in results.values())
+    assert results["SGD", True][1] < results["SGD", False][1]
+
+
+def test_lightnings_wrapper_of_the_optimizer_passes_on_what_is_ours():
+    from lightning.pytorch.core.optimizer import LightningOptimizer
+
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = MFAC([parameter], num_grads=2)
+    wrapper = LightningOptimizer(optimizer)
+    parameter.grad = torch.ones(3)
+    optimizer.step()
+    wrapper.damping = 0.5
+    assert optimizer.damping == 0.5
+    assert wrapper.diagnostics() == optimizer.diagnostics()
+    assert wrapper.state_dict()["state"].keys() == optimizer.state_dict()["state"].keys()
+
+
+def test_mrpc_without_data_says_where_it_belongs(example, tmp_path, monkeypatch):
+    monkeypatch.setenv("MFAC_DATA", str(tmp_path))
+    with pytest.raises(SystemExit, match="set MFAC_DATA"):
+        example("train_transformers").main(["--glue", "MRPC"])
+
+
+def test_the_list_of_examples_is_complete():
+    text = (EXAMPLES / "README.md").read_text()
+    for path in EXAMPLES.glob("*.py"):
+        assert f"({path.name})" in text, f"examples/README.md does not mention {path.name}"

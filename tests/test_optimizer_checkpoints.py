@@ -1,0 +1,438 @@
+"""States of optimizers: saved in every way that people save them, loaded, gone on with bit for bit, or refused in words."""
+
+import copy
+import io
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+
+from mfac import MFAC, MFACPreconditioner
+from optimizers import OPTIMIZERS, SETTINGS, SOME, loss_of, mask_of, masked, mfac, network, same, train, weights
+
+every_optimizer = pytest.mark.parametrize("build", [pytest.param(OPTIMIZERS[name], id=name) for name in OPTIMIZERS])
+some_optimizers = pytest.mark.parametrize("build", [pytest.param(OPTIMIZERS[name], id=name) for name in SOME])
+
+
+def through_a_file(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def trained(build, steps, model=None, **options):
+    model = network() if model is None else model
+    optimizer = build(model.named_parameters(), **options)
+    train(model, optimizer, range(steps))
+    return model, optimizer
+
+
+def resumed(build, model, state, **options):
+    twin = copy.deepcopy(model)
+    optimizer = build(twin.named_parameters(), **options)
+    optimizer.load_state_dict(state)
+    return twin, optimizer
+
+
+# The run goes on as if it had not stopped.
+
+
+@every_optimizer
+@pytest.mark.parametrize("steps", [0, 1, 4, 5, 9, 10, 13])
+def test_saved_and_loaded_into_a_fresh_one_it_goes_on_bit_for_bit(build, steps):
+    model, optimizer = trained(build, steps)
+    state = through_a_file(optimizer.state_dict())
+    twin, fresh = resumed(build, model, state)
+    assert same(fresh.state_dict(), optimizer.state_dict())
+    for pair in ((model, optimizer), (twin, fresh)):
+        train(*pair, range(steps, steps + 7))
+    assert same(weights(twin), weights(model))
+    assert same(fresh.state_dict(), optimizer.state_dict())
+
+
+@pytest.mark.parametrize("options", [{}, {"update_every": 3}], ids=str)
+def test_stopped_after_any_step_it_goes_on_bit_for_bit(options):
+    """Through the wrap-around, new factorisations after 64 updates, and a damping that is assigned."""
+    model = network().double()
+    twin = copy.deepcopy(model)
+    optimizer = mfac(model.parameters(), damping=1e-3, momentum=0.5, **options)
+    for step in range(90):
+        fresh = mfac(twin.parameters(), damping=1e-3, momentum=0.5, **options)
+        fresh.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        for pair in ((model, optimizer), (twin, fresh)):
+            train(*pair, [step])
+            if step == 40:
+                pair[1].damping = 2e-3
+        assert same(weights(twin), weights(model)), f"step {step}"
+        if step == 40:
+            fresh.damping = 2e-3
+
+
+@some_optimizers
+def test_loading_goes_over_whatever_was_there(build):
+    model, optimizer = trained(build, 6)
+    state = copy.deepcopy(optimizer.state_dict())
+    start = weights(model)
+    train(model, optimizer, range(6, 11))
+    expected = weights(model)
+    for old, parameter in zip(start, model.parameters(), strict=True):
+        parameter.data.copy_(old)
+    optimizer.load_state_dict(state)
+    train(model, optimizer, range(6, 11))
+    assert same(weights(model), expected)
+
+
+@some_optimizers
+def test_a_loaded_state_is_a_copy(build):
+    model, optimizer = trained(build, 6)
+    state = copy.deepcopy(optimizer.state_dict())
+    kept = copy.deepcopy(state)
+    twin, fresh = resumed(build, model, state)
+    train(twin, fresh, range(6, 12))
+    assert same(state, kept)
+
+
+@some_optimizers
+def test_asking_for_the_state_or_for_figures_changes_nothing(build):
+    model = network()
+    optimizer = build(model.named_parameters())
+    for step in range(9):
+        optimizer.state_dict()
+        optimizer.diagnostics()
+        train(model, optimizer, [step])
+    assert same(weights(model), weights(trained(build, 9)[0]))
+
+
+def test_a_state_that_went_on_before_it_was_saved_is_refused():
+    model, optimizer = trained(mfac, 6)
+    state = optimizer.state_dict()
+    train(model, optimizer, range(6, 8))
+    with pytest.raises(ValueError, match=r"the window went on after state_dict\(\).*save the state, or deep-copy it"):
+        resumed(mfac, model, state)
+
+
+def test_options_of_groups_come_from_the_state_as_with_any_optimizer():
+    model, optimizer = trained(mfac, 3, lr=0.125, momentum=0.25)
+    _, fresh = resumed(mfac, model, optimizer.state_dict())
+    assert fresh.param_groups[0]["lr"] == 0.125
+    assert fresh.param_groups[0]["momentum"] == 0.25
+    optimizer.damping = 0.5
+    fresh.load_state_dict(optimizer.state_dict())
+    assert fresh.damping == 0.5
+
+
+@every_optimizer
+def test_a_state_of_before_an_option_was_there_can_be_loaded(build):
+    model, optimizer = trained(build, 6)
+    state = copy.deepcopy(optimizer.state_dict())
+    for group in state["param_groups"]:
+        for name in ("maximize", "nesterov", "decoupled_weight_decay"):
+            del group[name]
+    twin, fresh = resumed(build, model, state)
+    for pair in ((model, optimizer), (twin, fresh)):
+        train(*pair, range(6, 9))
+    assert same(weights(twin), weights(model))
+
+
+def test_steps_may_be_tensors_and_other_entries_are_kept():
+    model, optimizer = trained(mfac, 6)
+    optimizer.state[model[0].weight]["note"] = torch.ones(2)
+    state = copy.deepcopy(optimizer.state_dict())
+    for entry in state["state"].values():
+        entry["step"] = torch.tensor(float(entry["step"]))
+    twin, fresh = resumed(mfac, model, state)
+    train(twin, fresh, [6])
+    assert fresh.state[twin[0].weight]["step"] == 7
+    assert torch.equal(fresh.state[twin[0].weight]["note"], torch.ones(2))
+
+
+def test_a_state_that_someone_cleared_begins_again():
+    model, optimizer = trained(mfac, 6, momentum=0.9)
+    optimizer.state.clear()
+    train(model, optimizer, [6])
+    assert optimizer.state[model[0].weight]["step"] == 1
+    optimizer.state.clear()
+    assert optimizer.state_dict()["state"].keys() == {0, 1, 2, 3}
+
+
+def test_a_state_of_a_few_thawed_parameters_is_loaded_into_more():
+    """What was frozen when it was saved has had zero gradients."""
+    model = network()
+    model[0].requires_grad_(False)
+    _, optimizer = trained(mfac, 7, model, momentum=0.9)
+    state = copy.deepcopy(optimizer.state_dict())
+    assert state["state"].keys() == {2, 3}
+    twin = copy.deepcopy(model)
+    for each in (model, twin):
+        each.requires_grad_(True)
+    fresh = mfac(twin.named_parameters(), momentum=0.9)
+    fresh.load_state_dict(state)
+    for pair in ((model, optimizer), (twin, fresh)):
+        train(*pair, range(7, 12))
+    torch.testing.assert_close(weights(twin), weights(model))
+
+
+def test_a_state_of_more_parameters_than_are_trained_here_widens_the_window():
+    model, optimizer = trained(mfac, 7, momentum=0.9)
+    twin = copy.deepcopy(model)
+    twin[2].requires_grad_(False)
+    fresh = mfac(twin.named_parameters(), momentum=0.9)
+    fresh.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    twin.requires_grad_(True)
+    for pair in ((model, optimizer), (twin, fresh)):
+        train(*pair, range(7, 12))
+    torch.testing.assert_close(weights(twin), weights(model))
+
+
+# Other storages.
+
+
+@pytest.mark.parametrize("there", [None, torch.bfloat16, torch.float64, torch.float16])
+@pytest.mark.parametrize("here", [None, torch.bfloat16, torch.float64])
+def test_a_window_stored_otherwise_is_converted(there, here):
+    """Equal to a run whose window had those rows."""
+    model, optimizer = trained(mfac, 8, window=there)
+    state = copy.deepcopy(optimizer.state_dict())
+    twin, fresh = resumed(mfac, model, state, window=here)
+    dtype = torch.float32 if here is None else here
+    converted = fresh.state_dict()["state"]
+    for i, entry in state["state"].items():
+        assert torch.equal(converted[i]["rows"], entry["rows"].to(dtype))
+    rows = torch.cat([entry["rows"].flatten(1) for entry in converted.values()], 1).double()
+    torch.testing.assert_close(converted[0]["window"]["gram"], rows @ rows.T, rtol=1e-5, atol=1e-8)
+    for pair in ((model, optimizer), (twin, fresh)):
+        train(*pair, range(8, 10))
+    torch.testing.assert_close(weights(twin), weights(model), rtol=0.05, atol=2e-3)
+
+
+def test_a_smaller_storage_where_the_first_parameter_has_no_rows_yet():
+    model = network()
+    model[0].requires_grad_(False)
+    _, optimizer = trained(mfac, 7, model)
+    state = copy.deepcopy(optimizer.state_dict())
+    model.requires_grad_(True)
+    _, fresh = resumed(mfac, model, state, window=torch.bfloat16)
+    entries = fresh.state_dict()["state"]
+    rows = torch.cat([entry["rows"].flatten(1) for entry in entries.values()], 1).double()
+    torch.testing.assert_close(entries[0]["window"]["gram"], rows @ rows.T, rtol=1e-12, atol=1e-12)
+
+
+def test_momentum_of_parameters_in_bfloat16_is_not_rounded():
+    model = network().bfloat16()
+    _, optimizer = trained(mfac, 6, model, momentum=0.9)
+    assert optimizer.state[model[0].weight]["momentum_buffer"].dtype == torch.float32
+    _, fresh = resumed(mfac, model, through_a_file(optimizer.state_dict()))
+    assert same(fresh.state_dict(), optimizer.state_dict())
+
+
+# torch.distributed.checkpoint, without a process group.
+
+
+@every_optimizer
+@pytest.mark.parametrize("steps", [0, 8])
+@pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed")
+def test_distributed_checkpoints_of_the_plain_state(build, steps, tmp_path):
+    model, optimizer = trained(build, steps)
+    dcp.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, checkpoint_id=tmp_path)
+    twin = network()
+    fresh = build(twin.named_parameters())
+    state = {"model": twin.state_dict(), "optimizer": fresh.state_dict()}
+    dcp.load(state, checkpoint_id=tmp_path)
+    twin.load_state_dict(state["model"])
+    fresh.load_state_dict(state["optimizer"])
+    for pair in ((model, optimizer), (twin, fresh)):
+        train(*pair, range(steps, steps + 6))
+    assert same(weights(twin), weights(model))
+    assert same(fresh.state_dict(), optimizer.state_dict())
+
+
+@some_optimizers
+@pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed")
+def test_distributed_checkpoints_of_the_state_by_name(build, tmp_path):
+    model, optimizer = trained(build, 8)
+    dcp.save({"optimizer": get_optimizer_state_dict(model, optimizer)}, checkpoint_id=tmp_path)
+    twin = copy.deepcopy(model)
+    fresh = build(twin.named_parameters())
+    state = {"optimizer": get_optimizer_state_dict(twin, fresh)}
+    assert state["optimizer"]["state"].keys() == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    dcp.load(state, checkpoint_id=tmp_path)
+    set_optimizer_state_dict(twin, fresh, state["optimizer"])
+    for pair in ((model, optimizer), (twin, fresh)):
+        train(*pair, range(8, 14))
+    assert same(weights(twin), weights(model))
+
+
+@some_optimizers
+def test_a_full_state_by_name(build):
+    model, optimizer = trained(build, 8)
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    state = get_optimizer_state_dict(model, optimizer, options=options)
+    twin = copy.deepcopy(model)
+    fresh = build(twin.named_parameters())
+    set_optimizer_state_dict(twin, fresh, state, options=StateDictOptions(full_state_dict=True))
+    for pair in ((model, optimizer), (twin, fresh)):
+        train(*pair, range(8, 14))
+    assert same(weights(twin), weights(model))
+
+
+def test_a_flattened_state_is_refused_when_it_is_saved():
+    model, optimizer = trained(mfac, 3)
+    with pytest.raises(NotImplementedError, match="Flattening optimizer state_dict only supports"):
+        get_optimizer_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
+
+
+# States of something else.
+
+
+def groups_of(*sizes):
+    params = [nn.Parameter(torch.ones(3)) for _ in range(sum(sizes))]
+    return [{"params": [params.pop() for _ in range(size)]} for size in sizes]
+
+
+def another_order(model):
+    named = dict(model.named_parameters())
+    return [(name, named[name]) for name in ("0.bias", "0.weight", "2.weight", "2.bias")]
+
+
+OTHERS = {
+    "m": (lambda model: mfac(model.parameters(), num_grads=7), "saved with num_grads=7, this window has num_grads=5"),
+    "normalize": (
+        lambda model: mfac(model.parameters(), normalize="seen"),
+        "saved with normalize='seen', this window has normalize='full'",
+    ),
+    "d": (
+        lambda model: mfac(nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 3)).parameters()),
+        r"gradients of shape \[9, 5\] for parameter 0, which is \[7, 5\] here; was it saved with another model",
+    ),
+    "order": (
+        lambda model: mfac(list(model.parameters())[::-1]),
+        r"gradients of shape \[3\] for parameter 0, which is \[7, 5\] here; .*parameters in another order",
+    ),
+    "transposed": (
+        lambda model: mfac([nn.Parameter(torch.zeros(tensor.shape[::-1])) for tensor in model.parameters()]),
+        r"gradients of shape \[5, 7\] for parameter 0, which is \[7, 5\] here",
+    ),
+    "mask": (
+        lambda model: masked(model.parameters(), masks={model[0].weight: mask_of(model[0].weight) | True}),
+        "saved with a mask of parameter 0; build the optimizer that way",
+    ),
+    "groups": (lambda model: mfac(groups_of(1, 1)), r"groups of \[1, 1\] parameters, .* has groups of \[4\]; build it"),
+    "fewer": (lambda model: mfac(groups_of(3)), r"groups of \[3\] parameters, and this optimizer has groups of \[4\]"),
+    "SGD": (lambda model: torch.optim.SGD(model.parameters(), momentum=0.9), "not a state of MFAC: it has no window"),
+    "Adam": (lambda model: torch.optim.Adam(model.parameters()), "not a state of MFAC.*saved by another optimizer"),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("steps", [0, 6])
+def test_the_state_of_something_else_is_refused_and_nothing_changes(other, steps):
+    build, words = OTHERS[other]
+    theirs = network()
+    stranger = build(theirs)
+    for tensor in stranger.param_groups[0]["params"]:
+        tensor.grad = torch.ones_like(tensor)
+    stranger.step()
+    model = network()
+    optimizer = mfac(model.parameters(), momentum=0.9)
+    train(model, optimizer, range(steps))
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match=words):
+        optimizer.load_state_dict(copy.deepcopy(stranger.state_dict()))
+    assert same(optimizer.state_dict(), before)
+    train(model, optimizer, range(steps, 9))
+    assert same(weights(model), weights(trained(mfac, 9, momentum=0.9)[0]))
+
+
+def test_names_in_another_order_are_refused():
+    square = [nn.Parameter(torch.randn(3)) for _ in range(2)]
+    state = mfac([("a", square[0]), ("b", square[1])]).state_dict()
+    with pytest.raises(
+        ValueError, match="saved with 'a' where this optimizer has 'b'; give the parameters in the order"
+    ):
+        mfac([("b", square[1]), ("a", square[0])]).load_state_dict(state)
+    mfac(square).load_state_dict(state)  # without names there is nothing to compare
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "words"),
+    [
+        (True, False, "saved with a mask of 0.weight; build the optimizer that way"),
+        (False, True, "saved without a mask of 0.weight; build the optimizer that way"),
+        (True, None, "saved with another mask of 0.weight; build the optimizer with that one"),
+    ],
+)
+def test_masks_that_differ_are_refused(there, here, words):
+    def build(kind):
+        model = network()
+        mask = mask_of(model[0].weight)
+        masks = {True: {"0.weight": mask}, False: None, None: {"0.weight": mask.flip(1)}}[kind]
+        if masks:
+            model[0].weight.data.mul_(masks["0.weight"])
+        return model, mfac(model.named_parameters(), masks=masks)
+
+    state = build(there)[1].state_dict()
+    optimizer = build(here)[1]
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match=words):
+        optimizer.load_state_dict(state)
+    assert same(optimizer.state_dict(), before)
+
+
+@pytest.mark.parametrize("state", [{}, {"state": {}, "param_groups": []}, {"state": {0: {"rows": torch.ones(2, 2)}}}])
+def test_what_is_no_state_at_all_is_refused(state):
+    with pytest.raises(ValueError, match="not a state of MFAC: it has no window of gradients"):
+        trained(mfac, 1)[1].load_state_dict(state)
+
+
+# The preconditioner.
+
+
+def precondition(model, preconditioner, optimizer, steps):
+    for step in steps:
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        preconditioner.step()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("steps", [0, 3, 8])
+def test_a_preconditioner_saved_and_loaded_goes_on_bit_for_bit(steps):
+    def build(model):
+        options = {"num_grads": 5, "damping": 0.1, "update_every": 2}
+        return MFACPreconditioner(model.parameters(), **options), torch.optim.SGD(model.parameters(), 0.02)
+
+    model = network()
+    pair = build(model)
+    precondition(model, *pair, range(steps))
+    twin = copy.deepcopy(model)
+    fresh = build(twin)
+    fresh[0].load_state_dict(through_a_file(pair[0].state_dict()))
+    assert same(fresh[0].state_dict(), pair[0].state_dict())
+    precondition(model, *pair, range(steps, steps + 6))
+    precondition(twin, *fresh, range(steps, steps + 6))
+    assert same(weights(twin), weights(model))
+
+
+def test_a_preconditioner_refuses_the_state_of_something_else():
+    model, optimizer = trained(mfac, 3)
+    preconditioner = MFACPreconditioner(model.parameters(), 5)
+    with pytest.raises(ValueError, match="not a state of MFACPreconditioner: it has no window; was it saved by an opt"):
+        preconditioner.load_state_dict(optimizer.state_dict())
+    with pytest.raises(ValueError, match="not a state of MFAC: it has no window"):
+        optimizer.load_state_dict(preconditioner.state_dict())
+    with pytest.raises(ValueError, match="the state is of 1 parameters, and there are 4 here"):
+        preconditioner.load_state_dict(MFACPreconditioner([model[0].weight], 5).state_dict())
+    with pytest.raises(ValueError, match="saved with num_grads=6, this window has num_grads=5"):
+        preconditioner.load_state_dict(MFACPreconditioner(model.parameters(), 6).state_dict())
+
+
+def test_settings_are_those_of_the_table():
+    optimizer = MFAC(network().parameters(), **SETTINGS)
+    assert optimizer.damping == SETTINGS["damping"]
