@@ -3,19 +3,25 @@
     python benchmarks/bench_gradients.py                     # writes benchmarks/results/gradients.json
     python benchmarks/bench_gradients.py --rounds 1 --out /dev/null --only mlp
 
-Speedups and overheads are ratios of times taken in turn in the same process, the median of some rounds. The plain loop
-stores its rows too. Both write into memory that has been touched and zeroed before, outside the timed part: a page
-fault costs anything from a tenth of a microsecond to four on virtual machines, the same for both, and would drown the
-rest. `overhead` is the share of the
-time that is neither forward nor backward, `overhead_but_storing` the share that is not writing the row either.
-Threads are left to OMP_NUM_THREADS; the committed figures are for one.
+Speedups are ratios of times taken in turn in the same process, the median of some rounds. With one thread a second is one
+of processor time, so that other processes count less; the committed figures are for one (OMP_NUM_THREADS=1).
+
+Both sides are given the same batches, cut them into samples themselves, and store their rows, in memory that has been
+touched and zeroed before, outside the timed part. Nor do they give memory back to the system in between. Both are about
+page faults: they cost anything from a tenth of a microsecond to four on virtual machines, how many there are is decided
+by the order of things on the heap, and they would drown the rest.
+
+`overhead` is the share of the time of `collect_gradients` that is spent neither in the loss function (forward) nor in
+`torch.autograd.grad` (backward), by clocks around the two; `overhead_but_storing` leaves out the writing of the row too.
 """
 
 import argparse
+import ctypes
 import json
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -29,13 +35,12 @@ from torch import Tensor, nn
 from timing import environment
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from mfac.gradients import collect_gradients, row_sinks
+from mfac.gradients import collect_gradients, per_sample, row_sinks
 from mfac.gradients.batches import cut
 from models import Case, bert, cross_entropy, resnet20
 
 SAMPLES = 512
 BATCH = 128
-ROWS = 128
 
 
 def lenet() -> Case:
@@ -58,7 +63,31 @@ def bert_tiny() -> Case:
     return case
 
 
-CASES: dict[str, Callable[[], Case]] = {"mlp": lenet, "bert_tiny": bert_tiny, "resnet20": resnet}
+class Reader(nn.Module):
+    """An LSTM that reads an image of 28 x 28 line by line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(28, 128, batch_first=True)
+        self.head = nn.Linear(128, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.rnn(x)[0][:, -1])
+
+
+def lstm() -> Case:
+    """A model that cannot be mapped."""
+    torch.manual_seed(0)
+    return Case(Reader(), cross_entropy, (torch.randn(SAMPLES, 28, 28), torch.randint(10, (SAMPLES,))))
+
+
+CASES: dict[str, Callable[[], Case]] = {"mlp": lenet, "bert_tiny": bert_tiny, "resnet20": resnet, "lstm": lstm}
+REPEATS = {"mlp": 16, "lstm": 4}  # of the batches: enough rows for the time that a call takes besides
+SINGLES = {"mlp": 512}  # rows of a sample each, if not 128
+
+
+def clock() -> float:
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
 def times(rounds: int, memory: Tensor, *functions: Callable[[], Any]) -> list[list[float]]:
@@ -67,9 +96,9 @@ def times(rounds: int, memory: Tensor, *functions: Callable[[], Any]) -> list[li
     for _ in range(rounds):
         for function, seconds in zip(functions, taken, strict=True):
             memory.zero_()
-            start = time.perf_counter()
+            start = clock()
             function()
-            seconds.append(time.perf_counter() - start)
+            seconds.append(clock() - start)
     return taken
 
 
@@ -78,16 +107,25 @@ def ratio(above: list[float], below: list[float]) -> float:
     return median(a / b for a, b in zip(above, below, strict=True))
 
 
-def plain_loop(case: Case, batches: list[Any], rows: Tensor | None) -> None:
-    """What one would write without the library."""
+def plain_loop(case: Case, batches: list[Any], rows: Tensor | None, samples: int = 0) -> None:
+    """What one would write without the library; with `samples`, that many rows of a sample each."""
     model, parameters = case.model, list(case.model.parameters())
-    for index, batch in enumerate(batches):
+    for index, batch in enumerate(_samples(batches, samples) if samples else batches):
         model.zero_grad(set_to_none=True)
         case.loss_fn(model, batch).backward()
         if rows is not None:
             torch.cat(
                 [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters], out=rows[index]
             )
+
+
+def _samples(batches: list[Any], count: int) -> Iterator[Any]:
+    for i in range(count):
+        batch, j = batches[i // BATCH], i % BATCH
+        if isinstance(batch, tuple):
+            yield tuple(tensor[j : j + 1] for tensor in batch)
+        else:
+            yield {key: tensor[j : j + 1] for key, tensor in batch.items()}
 
 
 @contextmanager
@@ -101,42 +139,83 @@ def memory_touched_before(memory: Tensor) -> Iterator[None]:
         row_sinks._untouched_zeros = fresh
 
 
+class Clocks:
+    """Seconds spent in functions while `running`; a function is wrapped where it is looked up."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            start = clock()
+            result = function(*arguments, **options)
+            self.seconds[name] = self.seconds.get(name, 0.0) + clock() - start
+            return result
+
+        return call
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        self.seconds.clear()
+        grad, store = torch.autograd.grad, per_sample._store
+        torch.autograd.grad, per_sample._store = self.timed("backward", grad), self.timed("storing", store)
+        start = clock()
+        try:
+            yield
+        finally:
+            self.seconds["all"] = clock() - start
+            torch.autograd.grad, per_sample._store = grad, store
+
+    def share_outside(self, *names: str) -> float:
+        return 1 - sum(self.seconds[name] for name in names) / self.seconds["all"]
+
+
 def measure(name: str, rounds: int) -> dict[str, Any]:
     case = CASES[name]()
     case.model.eval()
-    repeats = 16 if name == "mlp" else 1  # enough rows for the time that a call takes besides
-    batches = repeats * [cut(case.batch, i, i + BATCH) for i in range(0, SAMPLES, BATCH)]
-    samples = [cut(case.batch, i, i + 1) for i in range(ROWS)]
-    memory = torch.zeros(ROWS, sum(p.numel() for p in case.model.parameters()))
-
-    def collect(**options: Any) -> Tensor:
-        with memory_touched_before(memory):
-            return collect_gradients(case.model, case.loss_fn, batches, **options)
-
-    plain, bare, ours = times(
-        rounds,
-        memory,
-        lambda: plain_loop(case, batches, memory),
-        lambda: plain_loop(case, batches, None),
-        lambda: collect(num_grads=len(batches)),
-    )
-    figures = {
-        "parameters": sum(p.numel() for p in case.model.parameters()),
-        "batch": _figures(len(batches), plain, ours)
-        | {
-            "overhead": round(1 - ratio(bare, ours), 4),
-            "overhead_but_storing": round(1 - ratio(plain, ours), 4),
-        },
+    dim = sum(p.numel() for p in case.model.parameters())
+    batches = [cut(case.batch, i, i + BATCH) for i in range(0, SAMPLES, BATCH)]
+    return {
+        "parameters": dim,
+        "batch": measure_batches(case, REPEATS.get(name, 1) * batches, dim, rounds),
+        "per_sample": measure_samples(case, batches, SINGLES.get(name, 128), dim, rounds),
     }
+
+
+def measure_batches(case: Case, batches: list[Any], dim: int, rounds: int) -> dict[str, float]:
+    memory = torch.zeros(len(batches), dim)
+    clocks, overheads, but_storing = Clocks(), [], []
+    loss_fn = clocks.timed("forward", case.loss_fn)
+
+    def collect() -> None:
+        with memory_touched_before(memory), clocks.running():
+            collect_gradients(case.model, loss_fn, batches, len(batches))
+        overheads.append(clocks.share_outside("forward", "backward"))
+        but_storing.append(clocks.share_outside("forward", "backward", "storing"))
+
+    plain, ours = times(rounds, memory, lambda: plain_loop(case, batches, memory), collect)
+    return _figures(len(batches), plain, ours) | {
+        "overhead": round(median(overheads), 4),
+        "overhead_but_storing": round(median(but_storing), 4),
+    }
+
+
+def measure_samples(case: Case, batches: list[Any], samples: int, dim: int, rounds: int) -> dict[str, float]:
+    memory = torch.zeros(samples, dim)
+
+    def collect(**options: Any) -> None:
+        with memory_touched_before(memory), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the LSTM cannot be mapped
+            collect_gradients(case.model, case.loss_fn, batches, samples, per_sample=True, **options)
+
     plain, ours, loop = times(
         rounds,
         memory,
-        lambda: plain_loop(case, samples, memory),
-        lambda: collect(num_grads=len(samples), per_sample=True),
-        lambda: collect(num_grads=len(samples), per_sample=True, method="loop"),
+        lambda: plain_loop(case, batches, memory, samples),
+        collect,
+        lambda: collect(method="loop"),
     )
-    figures["per_sample"] = _figures(len(samples), plain, ours) | {"loop_speedup": round(ratio(plain, loop), 2)}
-    return figures
+    return _figures(samples, plain, ours) | {"loop_speedup": round(ratio(plain, loop), 2)}
 
 
 def _figures(rows: int, plain: list[float], ours: list[float]) -> dict[str, float]:
@@ -145,6 +224,16 @@ def _figures(rows: int, plain: list[float], ours: list[float]) -> dict[str, floa
         "rows_per_second": round(rows / min(ours), 1),
         "speedup": round(ratio(plain, ours), 2),
     }
+
+
+def keep_memory() -> None:
+    """Tells malloc, where it is glibc's, to keep what is freed instead of giving it back to the system."""
+    trim_threshold, top_pad, mmap_threshold = -1, -2, -3
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(mmap_threshold, 32 * 2**20)
+        mallopt(trim_threshold, 2**30)
+        mallopt(top_pad, 64 * 2**20)
 
 
 def measure_memory(per_sample: bool, rows: int = 128) -> dict[str, float]:
@@ -180,6 +269,7 @@ def main() -> None:
     if arguments.memory:
         print(json.dumps(measure_memory(arguments.memory == "per_sample")))
         return
+    keep_memory()
     results: dict[str, Any] = {
         "command": "OMP_NUM_THREADS=1 python benchmarks/bench_gradients.py",
         "environment": environment() | {"transformers": version("transformers")},

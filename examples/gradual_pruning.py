@@ -12,11 +12,14 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import mfac
-from mfac.pruning.compact_file import load_compact, save_compact
-from mfac.pruning.gradual import GradualPruner
-from mfac.pruning.learning_rate_cycle import learning_rate_cycle
-from mfac.pruning.schedules import geometric_schedule
-from mfac.pruning.sparsity_report import sparsity_report
+from mfac.pruning import (
+    GradualPruner,
+    geometric_schedule,
+    learning_rate_cycle,
+    load_compact,
+    save_compact,
+    sparsity_report,
+)
 
 EPOCHS_BETWEEN = 2
 

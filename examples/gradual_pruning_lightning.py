@@ -10,9 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from mfac.integrations.lightning import PruningCallback
-from mfac.pruning.gradual import GradualPruner
-from mfac.pruning.schedules import polynomial_schedule
-from mfac.pruning.sparsity_report import sparsity_report
+from mfac.pruning import GradualPruner, polynomial_schedule, sparsity_report
 
 
 class Digits(pl.LightningModule):

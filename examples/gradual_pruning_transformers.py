@@ -10,9 +10,7 @@ from transformers import BertConfig, BertForSequenceClassification, Trainer, Tra
 
 import mfac
 from mfac.integrations.transformers import PruningCallback
-from mfac.pruning.gradual import GradualPruner
-from mfac.pruning.schedules import geometric_schedule
-from mfac.pruning.sparsity_report import sparsity_report
+from mfac.pruning import GradualPruner, geometric_schedule, sparsity_report
 
 
 def sentences(count, seed):

@@ -45,7 +45,7 @@ def main(argv=None):
     optimizer = MFAC(
         model.named_parameters(), lr=1.0, num_grads=args.num_grads, damping=0.1, normalize="sum", momentum=0.9
     )
-    loader = DataLoader(train, batch_size=32, shuffle=True, drop_last=True)
+    loader = DataLoader(train, batch_size=30, shuffle=True)
     steps_an_epoch = -(-len(loader) // ACCUMULATE)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * steps_an_epoch)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)

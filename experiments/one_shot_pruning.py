@@ -1,4 +1,4 @@
-"""One-shot pruning of ResNet20 on CIFAR-10, without any fine-tuning: accuracy on the 10,000 test images.
+"""One-shot pruning of ResNet20 on CIFAR-10, without any fine-tuning: accuracy on the test images.
 
     python -m experiments.one_shot_pruning defaults       # mfac.prune as it comes, at 80 and 90 %
     python -m experiments.one_shot_pruning best           # the settings that gave the most
@@ -9,9 +9,9 @@
     python -m experiments.one_shot_pruning ablation       # block sizes, gradients, damping, recomputations at 90 %
     python -m experiments.one_shot_pruning plot           # accuracy against sparsity
 
-Every cell is saved when it is done, with its settings; a command that was interrupted goes on with what is missing. Seconds
-are processor time of one thread, without the evaluation. Memory is the peak of the process, and so right for the first
-cell of a process: `methods` starts one for each.
+Every cell is saved when it is done, with its settings; a command that was interrupted goes on with what is missing.
+Seconds are processor time of one thread, without the evaluation. Memory is the peak of the process so far; `methods`
+starts a process for each row.
 """
 
 import argparse
@@ -39,8 +39,10 @@ PAPER = {  # Table 6 of the paper: accuracy at 10, 20, ..., 90 %
     "obs": (91.4, 91.4, 91.5, 91.2, 90.8, 89.7, 86.8, 75.6, 28.2),
     "joint": (91.5, 91.4, 91.4, 91.2, 90.7, 89.7, 87.5, 75.7, 28.1),
 }
-BEST = {"num_grads": 256, "recomputations": 32, "damping": 1e-4}
-BEST_BATCH = 16
+BEST: dict[str, tuple[int, dict[str, Any]]] = {  # images of a gradient, settings; all with augmented images
+    "64 gradients of 32, damping 1e-4": (32, {"damping": 1e-4}),
+    "256 gradients of 16, damping 1e-4": (16, {"num_grads": 256, "damping": 1e-4}),
+}
 
 
 def train_batches(batch_size: int, augment: bool = False, seed: int = 0, images: int | None = None) -> ImageBatches:
@@ -49,9 +51,10 @@ def train_batches(batch_size: int, augment: bool = False, seed: int = 0, images:
     return ImageBatches(pixels[:images], labels[:images], batch_size, HALVES, seed=seed, augment=augment)
 
 
-def test_accuracy(model: nn.Module) -> float:
-    """Per cent of the 10,000 test images."""
-    return accuracy(model, ImageBatches(*load_cifar10("test"), 100, HALVES))
+def accuracy_on_test(model: nn.Module, images: int = 10_000) -> float:
+    """Per cent of the first test images, as a rule of all of them."""
+    pixels, labels = load_cifar10("test")
+    return accuracy(model, ImageBatches(pixels[:images], labels[:images], 100, HALVES))
 
 
 def pruned(
@@ -80,39 +83,45 @@ def measured(sparsity: float | None, batch_size: int, augment: bool = False, **s
     """One cell: prune a fresh checkpoint and test it."""
     model = mfac_resnet20()
     _, cell = pruned(model, sparsity, batch_size, augment, **settings)
-    return {"accuracy": test_accuracy(model)} | cell
+    return {"accuracy": accuracy_on_test(model)} | cell
 
 
 def defaults() -> None:
     """What `mfac.prune` does when nothing is said: 64 gradients of 32 images, 16 recomputations."""
     ledger = Ledger("one_shot_defaults", f"{COMMAND} defaults")
-    ledger.cell("dense", lambda: {"accuracy": test_accuracy(mfac_resnet20())})
+    ledger.cell("dense", lambda: {"accuracy": accuracy_on_test(mfac_resnet20())})
     for sparsity in (0.8, 0.9):
         ledger.cell(f"{sparsity:.0%}", lambda sparsity=sparsity: measured(sparsity, 32))
 
 
 def best() -> None:
-    """More gradients and recomputations, a larger damping, augmented images."""
+    """A larger damping and augmented images at the cost of the defaults; then more gradients at twice their cost."""
     ledger = Ledger("one_shot_best", f"{COMMAND} best")
-    for sparsity in (0.9, 0.8):
-        ledger.cell(f"{sparsity:.0%}", lambda sparsity=sparsity: measured(sparsity, BEST_BATCH, True, **BEST))
+    for name, (batch_size, settings) in BEST.items():
+        for sparsity in (0.9, 0.8):
+            ledger.cell(
+                f"{sparsity:.0%}, {name}",
+                lambda sparsity=sparsity, size=batch_size, chosen=settings: measured(sparsity, size, True, **chosen),
+            )
 
 
-def updates(num_grads: int) -> None:
+def updates(num_grads: int, images: int) -> None:
     """The paper's table of three updates: the full matrix, gradients of 16 images, anew after every 10 %."""
-    ledger = Ledger("one_shot_updates", f"{COMMAND} updates --num-grads {num_grads}")
+    command = f"{COMMAND} updates --num-grads {num_grads} --test-images {images}"
+    ledger = Ledger("one_shot_updates", command)
     for update in ("joint", "obs", "none"):
-        ledger.cell(f"{update}, {num_grads} gradients", lambda update=update: _update_row(update, num_grads))
+        key = f"{update}, {num_grads} gradients, {images} test images"
+        ledger.cell(key, lambda update=update: _update_row(update, num_grads, images))
 
 
-def _update_row(update: str, num_grads: int) -> dict[str, Any]:
+def _update_row(update: str, num_grads: int, images: int) -> dict[str, Any]:
     model, masks, row = mfac_resnet20(), None, []
     for tenths in range(1, 10):
         result, cell = pruned(
             model, tenths / 10, 16, masks=masks, update=update, num_grads=num_grads, block_size=None, recomputations=1
         )
         masks = result.masks
-        row.append({"accuracy": test_accuracy(model)} | cell)
+        row.append({"accuracy": accuracy_on_test(model, images)} | cell)
         print(f"  {update} {tenths}0 %: {row[-1]['accuracy']:.2f} (paper {PAPER[update][tenths - 1]})", flush=True)
     return {"accuracy": [cell["accuracy"] for cell in row], "paper": PAPER[update], "steps": row}
 
@@ -129,25 +138,25 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-def methods(only: str | None) -> None:
-    """50, 70, 80 and 90 % one after the other, four recomputations each, 64 batches of 16 images for each of them."""
+def methods(only: str | None, images: int) -> None:
+    """50, 70, 80 and 90 % one after the other, three recomputations each, 32 batches of 16 images for each of them."""
     for name in METHODS if only is None else [only]:
-        key = f"methods: {name}"
         if only is None:
-            subprocess.run(
-                [sys.executable, "-m", "experiments.one_shot_pruning", "methods", "--only", name], check=True
-            )
+            command = [sys.executable, "-m", "experiments.one_shot_pruning", "methods", "--only", name]
+            subprocess.run([*command, "--test-images", str(images)], check=True)
         else:
-            Ledger("one_shot_methods", f"{COMMAND} methods").cell(key, lambda name=name: _method_row(METHODS[name]))
+            ledger = Ledger("one_shot_methods", f"{COMMAND} methods --test-images {images}")
+            ledger.cell(name, lambda name=name: _method_row(METHODS[name], images))
 
 
-def _method_row(settings: dict[str, Any]) -> dict[str, Any]:
+def _method_row(settings: dict[str, Any], images: int) -> dict[str, Any]:
     model, masks, row = mfac_resnet20(), None, {}
+    shared = {"num_grads": 32, "recomputations": 3, "loss_batches": 1}
     for sparsity in (0.5, 0.7, 0.8, 0.9):
-        result, cell = pruned(model, sparsity, 16, masks=masks, recomputations=4, loss_batches=1, **settings)
+        result, cell = pruned(model, sparsity, 16, masks=masks, **shared, **settings)
         masks = result.masks
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-        row[f"{sparsity:.0%}"] = {"accuracy": test_accuracy(model), "peak_mib": memory} | cell
+        row[f"{sparsity:.0%}"] = {"accuracy": accuracy_on_test(model, images), "peak_mib": memory} | cell
         print(
             f"  {sparsity:.0%}: {row[f'{sparsity:.0%}']['accuracy']:.2f} {cell['seconds']} s {memory} MiB", flush=True
         )
@@ -165,8 +174,9 @@ def two_four() -> None:
 
 def _two_four_resnet(method: str) -> dict[str, Any]:
     model = mfac_resnet20()
-    result, cell = pruned(model, None, 32, pattern="2:4", ignore=["conv1.weight"], method=method)
-    return {"accuracy": test_accuracy(model), "groups": _count_groups(model, result)} | cell
+    settings = {"pattern": "2:4", "ignore": ["conv1.weight"], "num_grads": 64, "recomputations": 8}
+    result, cell = pruned(model, None, 16, method=method, **settings)
+    return {"accuracy": accuracy_on_test(model), "groups": _count_groups(model, result)} | cell
 
 
 def _count_groups(model: nn.Module, result: PruningResult) -> dict[int, int]:
@@ -184,7 +194,7 @@ def _two_four_bert(method: str) -> dict[str, Any]:
     start = time.process_time()
     result = prune(
         model, mfac.criterion_loss(nn.MSELoss()), minilm.pairs("train", 8), None, pattern="2:4",
-        targets=r"re:encoder\.layer.*weight$", ignore="re:LayerNorm", num_grads=32, recomputations=4, method=method,
+        targets=r"re:encoder\.layer.*weight$", ignore="re:LayerNorm", num_grads=32, recomputations=2, method=method,
         seed=1, progress=False,
     )  # fmt: skip
     seconds = time.process_time() - start
@@ -213,10 +223,10 @@ def _bn_batches() -> ImageBatches:
 def _recalibrated_at_the_end(sparsity: float) -> dict[str, Any]:
     model = mfac_resnet20()
     _, cell = pruned(model, sparsity, 16, recomputations=8)
-    before = {"accuracy": test_accuracy(model), "train_loss": _train_loss(model), "statistics": _statistics(model)}
+    before = {"accuracy": accuracy_on_test(model), "train_loss": _train_loss(model), "statistics": _statistics(model)}
     torch.optim.swa_utils.update_bn(_bn_batches(), model)
     model.eval()
-    after = {"accuracy": test_accuracy(model), "train_loss": _train_loss(model), "statistics": _statistics(model)}
+    after = {"accuracy": accuracy_on_test(model), "train_loss": _train_loss(model), "statistics": _statistics(model)}
     dense = mfac_resnet20()
     return {"left": before, "at the end": after, "dense statistics": _statistics(dense)} | cell
 
@@ -224,7 +234,11 @@ def _recalibrated_at_the_end(sparsity: float) -> dict[str, Any]:
 def _recalibrated_by_step(sparsity: float) -> dict[str, Any]:
     model = mfac_resnet20()
     _, cell = pruned(model, sparsity, 16, recomputations=8, bn_batches=_bn_batches())
-    return {"accuracy": test_accuracy(model), "train_loss": _train_loss(model), "statistics": _statistics(model)} | cell
+    return {
+        "accuracy": accuracy_on_test(model),
+        "train_loss": _train_loss(model),
+        "statistics": _statistics(model),
+    } | cell
 
 
 def _train_loss(model: nn.Module) -> float:
@@ -281,12 +295,12 @@ def plot() -> None:
     figure, axes = plt.subplots(figsize=(8, 5))
     for key, row in Ledger("one_shot_methods", "").cells.items():
         points = [(cell["sparsity"], cell["accuracy"]) for cell in row.values()]
-        axes.plot(*zip(*points, strict=True), marker="o", label=key.removeprefix("methods: "))
+        axes.plot(*zip(*points, strict=True), marker="o", label=key)
     for name, marker in (("defaults", "s"), ("best", "*")):
         cells = [cell for cell in Ledger(f"one_shot_{name}", "").cells.values() if "sparsity" in cell]
-        if cells:
-            points = sorted((cell["sparsity"], cell["accuracy"]) for cell in cells)
-            axes.plot(*zip(*points, strict=True), marker=marker, markersize=10, linestyle=":", label=f"mfac, {name}")
+        points = [(cell["sparsity"], cell["accuracy"]) for cell in cells]
+        if points:
+            axes.scatter(*zip(*points, strict=True), marker=marker, s=90, zorder=3, label=f"mfac, {name}")
     axes.axhline(91.43, color="grey", linewidth=0.8, label="dense")
     axes.set(xlabel="sparsity", ylabel="accuracy on the test images, %", title="ResNet20, CIFAR-10, no fine-tuning")
     axes.legend(fontsize=8)
@@ -302,12 +316,13 @@ def main() -> None:
     }
     parser.add_argument("recipe", choices=[*plain, "updates", "methods"])
     parser.add_argument("--num-grads", type=int, default=1024, help="of updates; the paper has 1024")
+    parser.add_argument("--test-images", type=int, default=10_000, help="of updates and methods; 10,000 are all")
     parser.add_argument("--only", choices=list(METHODS), help="one of the methods, in this process")
     arguments = parser.parse_args()
     if arguments.recipe == "updates":
-        updates(arguments.num_grads)
+        updates(arguments.num_grads, arguments.test_images)
     elif arguments.recipe == "methods":
-        methods(arguments.only)
+        methods(arguments.only, arguments.test_images)
     else:
         plain[arguments.recipe]()
 

@@ -209,6 +209,23 @@ def test_wrapped_by_lightning():
     assert not astray(case.model, masks)
 
 
+def test_sharded_parameters():
+    from torch.distributed.fsdp import fully_shard
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        case = mlp()
+        masks = some_masks(case.model)
+        fully_shard(case.model, mesh=torch.distributed.init_device_mesh("cpu", (1,)))
+        optimizer = torch.optim.Adam(case.model.parameters(), lr=0.1)
+        attach_masks(optimizer, masks, case.model)
+        train(case, optimizer)
+        for name, mask in masks.items():
+            assert not case.model.get_parameter(name).full_tensor()[~mask].count_nonzero()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_a_parameter_without_a_gradient_and_one_with_a_sparse_one():
     model = nn.Sequential(nn.Embedding(6, 4, sparse=True), nn.Linear(4, 4))
     masks = {"0.weight": torch.rand(6, 4) > 0.5, "1.weight": torch.rand(4, 4) > 0.5}

@@ -3,6 +3,7 @@
 import copy
 import inspect
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -81,6 +82,19 @@ def test_masks_hold_while_the_optimizer_trains():
             parameter = model.get_parameter(name)
             assert not parameter[~mask].count_nonzero()
             assert not optimizer.state[parameter]["momentum_buffer"][~mask].count_nonzero()
+
+
+def test_other_methods_and_patterns():
+    case = mlp(24)
+    pruner = GradualPruner(case.model, case.loss_fn, batches(case), [0.3, 0.6], method="magnitude", **SMALL)
+    while pruner.step():
+        pass
+    assert zeros(case.model) == round(0.6 * 56)
+    model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    data = [(torch.randn(4, 8), torch.randint(3, (4,))) for _ in range(6)]
+    pruner = GradualPruner(model, cross_entropy, data, [0.5], pattern="2:4", targets="0.weight", **SMALL)
+    mask = pruner.step().masks["0.weight"]
+    assert (mask.view(6, 2, 4).sum(2) == 2).all()
 
 
 def test_momentum_is_reset_on_request():
@@ -252,3 +266,12 @@ def test_killed_in_mid_schedule_and_resumed_is_the_same_as_undisturbed(tmp_path,
     assert same(resumed["model"], whole["model"])
     buffers = [[s["momentum_buffer"] for s in end["optimizer"]["state"].values()] for end in (whole, resumed)]
     assert all(torch.equal(left, right) for left, right in zip(*buffers, strict=True))
+
+
+def test_the_guide_s_code_runs_in_order():
+    text = (Path(__file__).parent.parent / "docs" / "gradual.md").read_text()
+    names = {}
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(compile(block, "gradual.md", "exec"), names)
+    assert names["pruner"].next_sparsity is None
+    assert names["state"]["pruner"]["steps_done"] == len(names["schedule"]) == 4

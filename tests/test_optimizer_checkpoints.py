@@ -1,4 +1,4 @@
-"""States of optimizers: saved in every way that people save them, loaded, gone on with bit for bit, or refused in words."""
+"""States of optimizers: saved in every way that people have, loaded, gone on with bit for bit, or refused in words."""
 
 import copy
 import io
@@ -13,8 +13,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from mfac import MFAC, MFACPreconditioner
-from optimizers import OPTIMIZERS, SETTINGS, SOME, loss_of, mask_of, masked, mfac, network, same, train, weights
+from mfac import MFACPreconditioner
+from optimizers import OPTIMIZERS, SOME, loss_of, mask_of, masked, mfac, network, same, train, weights
 
 every_optimizer = pytest.mark.parametrize("build", [pytest.param(OPTIMIZERS[name], id=name) for name in OPTIMIZERS])
 some_optimizers = pytest.mark.parametrize("build", [pytest.param(OPTIMIZERS[name], id=name) for name in SOME])
@@ -45,14 +45,14 @@ def resumed(build, model, state, **options):
 
 
 @every_optimizer
-@pytest.mark.parametrize("steps", [0, 1, 4, 5, 9, 10, 13])
+@pytest.mark.parametrize("steps", [0, 4, 5, 9])
 def test_saved_and_loaded_into_a_fresh_one_it_goes_on_bit_for_bit(build, steps):
     model, optimizer = trained(build, steps)
     state = through_a_file(optimizer.state_dict())
     twin, fresh = resumed(build, model, state)
     assert same(fresh.state_dict(), optimizer.state_dict())
     for pair in ((model, optimizer), (twin, fresh)):
-        train(*pair, range(steps, steps + 7))
+        train(*pair, range(steps, steps + 6))
     assert same(weights(twin), weights(model))
     assert same(fresh.state_dict(), optimizer.state_dict())
 
@@ -236,10 +236,9 @@ def test_momentum_of_parameters_in_bfloat16_is_not_rounded():
 
 
 @every_optimizer
-@pytest.mark.parametrize("steps", [0, 8])
 @pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed")
-def test_distributed_checkpoints_of_the_plain_state(build, steps, tmp_path):
-    model, optimizer = trained(build, steps)
+def test_distributed_checkpoints_of_the_plain_state(build, tmp_path):
+    model, optimizer = trained(build, 8)
     dcp.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, checkpoint_id=tmp_path)
     twin = network()
     fresh = build(twin.named_parameters())
@@ -248,7 +247,7 @@ def test_distributed_checkpoints_of_the_plain_state(build, steps, tmp_path):
     twin.load_state_dict(state["model"])
     fresh.load_state_dict(state["optimizer"])
     for pair in ((model, optimizer), (twin, fresh)):
-        train(*pair, range(steps, steps + 6))
+        train(*pair, range(8, 14))
     assert same(weights(twin), weights(model))
     assert same(fresh.state_dict(), optimizer.state_dict())
 
@@ -431,8 +430,3 @@ def test_a_preconditioner_refuses_the_state_of_something_else():
         preconditioner.load_state_dict(MFACPreconditioner([model[0].weight], 5).state_dict())
     with pytest.raises(ValueError, match="saved with num_grads=6, this window has num_grads=5"):
         preconditioner.load_state_dict(MFACPreconditioner(model.parameters(), 6).state_dict())
-
-
-def test_settings_are_those_of_the_table():
-    optimizer = MFAC(network().parameters(), **SETTINGS)
-    assert optimizer.damping == SETTINGS["damping"]

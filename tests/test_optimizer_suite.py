@@ -6,7 +6,8 @@ import pickle
 import pytest
 import torch
 from torch import nn
-from torch.optim import lr_scheduler, optimizer as torch_optimizer
+from torch.optim import lr_scheduler
+from torch.optim import optimizer as torch_optimizer
 
 from mfac import MFAC
 from optimizers import DECAYING, OPTIMIZERS, SETTINGS, SOME, loss_of, masked, mfac, network, same, train, weights
@@ -48,7 +49,7 @@ def test_goes_downhill_and_with_maximize_uphill(build):
     for maximize in (False, True):
         model = network()
         optimizer = build(model.parameters(), maximize=maximize)
-        losses = train(model, optimizer, [0] * 40)
+        losses = train(model, optimizer, [0] * 20)
         assert (losses[-1] > losses[0]) is maximize
 
 
@@ -130,10 +131,10 @@ def test_a_parameter_twice_in_a_group_warns_and_counts_once(build):
 
 def test_two_parameters_of_one_name_are_refused():
     first, second = network(), network()
-    with pytest.raises(ValueError, match="two parameters are called '0.weight'; give them different names"):
+    with pytest.raises(ValueError, match=r"two parameters are called '0.weight'; give them different names"):
         mfac([*first.named_parameters(), *second.named_parameters()])
     optimizer = mfac(first.named_parameters())
-    with pytest.raises(ValueError, match="two parameters are called '0.weight'"):
+    with pytest.raises(ValueError, match=r"two parameters are called '0.weight'"):
         optimizer.add_param_group({"params": second.named_parameters()})
     assert len(optimizer.param_groups) == 1
 
@@ -330,12 +331,12 @@ def test_a_thawed_parameter_is_as_if_its_gradients_had_been_zero():
 
 
 @without_decay
-@pytest.mark.parametrize("when", [0, 3, 8])
+@pytest.mark.parametrize("when", [3, 8])
 def test_a_group_added_in_mid_training_is_as_if_it_had_been_there(build, when):
     """With zero gradients until then."""
     late, early = network().double(), network().double()
     optimizers = [build(late[0].parameters()), build([{"params": m.parameters()} for m in (early[0], early[2])])]
-    for step in range(14):
+    for step in range(12):
         if step == when:
             optimizers[0].add_param_group({"params": late[2].parameters()})
         for model, optimizer in zip((late, early), optimizers, strict=True):
@@ -375,7 +376,7 @@ def test_a_group_that_is_refused_is_not_added():
             optimizer.add_param_group({"params": extra.parameters(), **options})
     with pytest.raises(ValueError, match="more than one parameter group"):
         optimizer.add_param_group({"params": model[0].parameters()})
-    with pytest.raises(ValueError, match="is torch.complex64; only real floating-point parameters"):
+    with pytest.raises(ValueError, match=r"is torch.complex64; only real floating-point parameters"):
         optimizer.add_param_group({"params": torch.zeros(2, dtype=torch.complex64, requires_grad=True)})
     assert same(optimizer.state_dict(), state)
     train(model, optimizer, range(4, 6))
@@ -433,7 +434,7 @@ def test_dtypes_may_differ(build):
         return (x @ model[2].weight.T + model[2].bias.float()).square().mean()
 
     first = loss().item()
-    for _ in range(30):
+    for _ in range(15):
         optimizer.zero_grad()
         loss().backward()
         optimizer.step()
@@ -447,7 +448,7 @@ def test_dtypes_may_differ(build):
 def test_a_model_in_another_dtype(build, dtype):
     model = network().to(dtype)
     optimizer = build(model.parameters())
-    losses = train(model, optimizer, [0] * 40)
+    losses = train(model, optimizer, [0] * 20)
     assert losses[-1] < losses[0]
     assert {tensor.dtype for tensor in model.parameters()} == {dtype}
 
@@ -480,7 +481,7 @@ def test_schedulers_of_the_learning_rate(build, schedule):
     optimizer = build(model.parameters())
     schedulers = SCHEDULES[schedule](optimizer)
     losses, rates = [], set()
-    for _ in range(25):
+    for _ in range(12):
         losses += train(model, optimizer, [0])
         rates.add(optimizer.param_groups[0]["lr"])
         for scheduler in schedulers:
@@ -594,7 +595,7 @@ def test_load_state_dict_hooks_see_and_change_all_of_the_state(build):
 
 
 @every_optimizer
-@pytest.mark.parametrize("steps", [0, 3, 9])
+@pytest.mark.parametrize("steps", [0, 9])
 def test_a_deep_copy_goes_on_by_itself(build, steps):
     model, optimizer = trained(build, steps)
     twin, copied = copy.deepcopy((model, optimizer))

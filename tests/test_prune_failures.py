@@ -207,3 +207,10 @@ def test_a_bare_criterion_is_explained():
     with pytest.raises(ValueError, match=r"pass mfac.criterion_loss\(CrossEntropyLoss\(\)\)"):
         prune(case.model, nn.CrossEntropyLoss(), [case.batch], 0.5)
     prune(case.model, mfac.criterion_loss(nn.CrossEntropyLoss()), [case.batch], 0.5, num_grads=2, recomputations=1)
+
+
+def test_targets_on_several_devices_are_refused():
+    case = mlp()
+    case.model[2].to("meta")
+    with pytest.raises(ValueError, match="the targets lie on cpu, meta; prune needs them on one device"):
+        quick(case, 0.5)

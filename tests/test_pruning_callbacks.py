@@ -1,6 +1,7 @@
 """Gradual pruning inside other people's trainers: on time, zeros kept, and the same after a resumed run."""
 
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -215,6 +216,9 @@ ROOT = Path(__file__).parent.parent
 @pytest.mark.parametrize("name", ["gradual_pruning", "gradual_pruning_transformers", "gradual_pruning_lightning"])
 def test_the_examples_run(name, tmp_path):
     script = ROOT / "examples" / f"{name}.py"
-    process = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path, env=environment
+    )
     assert process.returncode == 0, process.stderr
     assert "total" in process.stdout

@@ -147,13 +147,12 @@ class MFAC(Optimizer):
 
     @property
     def damping(self) -> float:
-        """λ. Assigning to it costs a Cholesky factorisation of the m x m matrix."""
+        """λ; assign a number, which costs a Cholesky factorisation of the m x m matrix, or a function of the steps."""
         return self._curvature.operator.damping
 
     @damping.setter
-    def damping(self, damping: float) -> None:
-        self._curvature.operator.damping = damping
-        self._curvature.schedule = None
+    def damping(self, damping: Damping) -> None:
+        self._curvature.assign_damping(damping)
 
     @property
     def skipped(self) -> int:
@@ -379,6 +378,8 @@ def _check_group(group: Mapping[str, Any]) -> None:
     misplaced = WINDOW_OPTIONS & set(group)
     if misplaced:
         raise ValueError(f"{', '.join(sorted(misplaced))}: one for the whole window; pass it to MFAC, not to a group")
+    if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
+        raise ValueError(f"lr must be a number or a tensor of one element, not one of {group['lr'].numel()}")
     if not float(group["lr"]) >= 0:
         raise ValueError(f"lr must be 0 or more, not {group['lr']}")
     if not 0 <= group["momentum"] < 1:

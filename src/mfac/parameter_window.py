@@ -67,6 +67,17 @@ class ParameterWindow:
     def __contains__(self, parameter: Tensor) -> bool:
         return parameter in self._covered
 
+    def assign_damping(self, damping: Damping) -> None:
+        """Another λ, in the place of any schedule; or another schedule, from the next step on.
+
+        Raises:
+            ValueError: λ is not positive. Nothing has changed.
+        """
+        if callable(damping):
+            self.schedule = damping
+        else:
+            self.operator.damping, self.schedule = damping, None
+
     def cover(self, named: Mapping[str, Tensor]) -> None:
         """Adds parameters, whose gradients so far are taken as zero.
 

@@ -61,13 +61,12 @@ class MFACPreconditioner:
 
     @property
     def damping(self) -> float:
-        """λ. Assigning to it costs a Cholesky factorisation of the m x m matrix."""
+        """λ; assign a number, which costs a Cholesky factorisation of the m x m matrix, or a function of the steps."""
         return self._window.operator.damping
 
     @damping.setter
-    def damping(self, damping: float) -> None:
-        self._window.operator.damping = damping
-        self._window.schedule = None
+    def damping(self, damping: Damping) -> None:
+        self._window.assign_damping(damping)
 
     @property
     def skipped(self) -> int:

@@ -2,6 +2,7 @@
 
 import time
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from mfac.gradients.batches import Batch, cut
 from mfac.gradients.losses import SampleFn
-from mfac.gradients.model_state import seeded
+from mfac.gradients.model_state import RowSeeds
 from mfac.gradients.per_sample import Filled, LossFn, MappedGradients, loop_gradient
 from mfac.gradients.row_sinks import STAGING_BYTES
 from mfac.layout import ParameterLayout
@@ -46,17 +47,25 @@ class Task:
         """The batch that the loss is given."""
         if self.draw is None:
             return batch
-        with torch.no_grad(), seeded(self._seed(2 * row + 1), self.device):
+        with torch.no_grad(), RowSeeds(self.device) as seeds:
+            seeds.start(self._seed(2 * row + 1))
             return self.draw(self.model, batch)
 
-    def loop(self, batch: Batch, out: Float[Tensor, "d"], row: int) -> Filled:
-        """Fills one row."""
-        with seeded(self._seed(2 * row), self.device):
-            return loop_gradient(self.model, self.loss_fn, self.layout, batch, out)
+    def loop(self, batches: Iterable[Batch], out: Float[Tensor, "c d"], row: int) -> Filled:
+        """Fills one row a batch, one after the other."""
+        losses, is_finite = [], True
+        with RowSeeds(self.device) as seeds:
+            for number, (batch, each) in enumerate(zip(batches, out, strict=True), row):
+                seeds.start(self._seed(2 * number))
+                loss, each_is_finite = loop_gradient(self.model, self.loss_fn, self.layout, batch, each)
+                losses.append(loss)
+                is_finite &= each_is_finite
+        return Filled(losses, is_finite)
 
     def mapped(self, mapping: MappedGradients, batch: Batch, out: Tensor, row: int, zeroed: bool) -> Filled:
         """Fills the rows of a chunk."""
-        with seeded(self._seed(2 * row), self.device):
+        with RowSeeds(self.device) as seeds:
+            seeds.start(self._seed(2 * row))
             return mapping.fill(batch, out, zeroed)
 
     def _seed(self, number: int) -> int:
@@ -85,7 +94,7 @@ class BatchFiller:
 
     def fill(self, batch: Batch, out: Float[Tensor, "1 d"], row: int, zeroed: bool) -> Filled:
         """Writes the row."""
-        return self.task.loop(self.task.labelled(batch, row), out[0], row)
+        return self.task.loop([self.task.labelled(batch, row)], out, row)
 
 
 class SampleFiller:
@@ -162,8 +171,8 @@ class SampleFiller:
     def _decide(self, batch: Batch, out: Tensor, row: int, seconds: float) -> None:
         """Goes over to the loop if that takes less time for a chunk than mapping has: two samples tell."""
         self._undecided = False
-        spare = torch.empty_like(out[0])
-        single = cut(batch, 0, 1)
+        spare = torch.empty_like(out[:1])
+        single = [cut(batch, 0, 1)]
         self.task.loop(single, spare, row)
         self._wait()
         start = time.perf_counter()
@@ -190,8 +199,7 @@ class SampleFiller:
         return not layout.masked and (out.dtype, out.device) == (layout.dtype, layout.device)
 
     def _loop(self, batch: Batch, out: Tensor, row: int) -> Filled:
-        filled = [self.task.loop(cut(batch, i, i + 1), out[i], row + i) for i in range(len(out))]
-        return Filled([each.losses[0] for each in filled], all(each.is_finite for each in filled))
+        return self.task.loop((cut(batch, i, i + 1) for i in range(len(out))), out, row)
 
     def _fall_back(self, batch: Batch, out: Tensor, row: int, error: Exception) -> Filled:
         """The loop; where that fails too, the fault is not vmap's and the loop's error is the one to see."""

@@ -1,5 +1,6 @@
 """Ready loss functions (model, batch) -> scalar for the two common shapes, and labels drawn from a model's output."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -49,14 +50,17 @@ class ModelLoss:
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         """The loss of a batch."""
-        loss = getattr(_call(model, batch), "loss", None)
+        loss = getattr(self._output(model, batch), "loss", None)
         if not isinstance(loss, Tensor):
-            raise ValueError("model_loss needs a model whose output has .loss; are the labels in the batch?")
+            raise ValueError(
+                "model_loss needs a model whose output has .loss; are the labels in the batch? "
+                "For batches (inputs, targets) use criterion_loss(criterion)"
+            )
         return loss
 
     def draw_labels(self, model: nn.Module, batch: Batch) -> Batch:
         """The batch with labels drawn from the logits: one class a sample, or a number (regression)."""
-        logits = getattr(_call(model, batch), "logits", None)
+        logits = getattr(self._output(model, batch), "logits", None)
         labels = batch.get("labels") if isinstance(batch, Mapping) else None
         if not isinstance(logits, Tensor) or not isinstance(labels, Tensor) or logits.ndim != 2 or labels.ndim > 2:
             raise ValueError(
@@ -70,6 +74,19 @@ class ModelLoss:
         new: Any = batch.copy()
         new["labels"] = drawn
         return new
+
+    def _output(self, model: nn.Module, batch: Batch) -> Any:
+        try:
+            return _call(model, batch)
+        except TypeError as error:
+            refused = _refused(model, batch)
+            if refused is None:
+                raise  # the model's own
+            raise ValueError(
+                f"model_loss calls model(**batch) with a dict or an encoding that has the labels in it, and "
+                f"{type(model).__name__} does not take {_described(batch)}: {refused}; use criterion_loss(criterion) "
+                "for batches (inputs, targets), or write a loss_fn(model, batch) of your own"
+            ) from error
 
     def __repr__(self) -> str:
         return "model_loss"
@@ -158,6 +175,24 @@ def _draw(criterion: Any, output: Tensor, targets: Tensor) -> Tensor:
 def _draw_normal(mean: Tensor) -> Tensor:
     # (y - mean)² is the negative log-likelihood of a normal distribution of variance 1/2.
     return mean.detach() + torch.randn_like(mean) * 0.5**0.5
+
+
+def _refused(model: nn.Module, batch: Batch) -> TypeError | None:
+    """What is wrong with the batch as the arguments of the model's forward; None if nothing is."""
+    named = isinstance(batch, Mapping)
+    arguments: Any = batch if isinstance(batch, Mapping | list | tuple) else (batch,)
+    try:
+        inspect.signature(model.forward).bind(*(() if named else arguments), **(arguments if named else {}))
+    except TypeError as error:
+        return error
+    return None
+
+
+def _described(batch: Batch) -> str:
+    if isinstance(batch, Mapping):
+        return f"a batch of {', '.join(map(str, batch)) or 'nothing'}"
+    length = f" of {len(batch)}" if isinstance(batch, list | tuple) else ""
+    return f"a {type(batch).__name__}{length}"
 
 
 def _call(model: nn.Module, inputs: Any) -> Any:

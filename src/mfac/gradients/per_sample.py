@@ -163,8 +163,8 @@ class _Bound(nn.Module):
 
 def loop_gradient(
     model: nn.Module, loss_fn: LossFn, layout: ParameterLayout, batch: Batch, row: Float[Tensor, "d"]
-) -> Filled:
-    """Writes the gradient of one batch into a row.
+) -> tuple[float, bool]:
+    """Writes the gradient of one batch into a row; the loss, and whether it and the row are surely finite.
 
     Raises:
         ValueError: the loss is no scalar, or does not depend on the parameters.
@@ -175,12 +175,22 @@ def loop_gradient(
             "the loss does not depend on any trainable parameter of the model; loss_fn(model, batch) must call the "
             "model it is given, with gradients on"
         )
-    layout.flatten(torch.autograd.grad(loss, layout.tensors, allow_unused=True), row)
+    _store(torch.autograd.grad(loss, layout.tensors, allow_unused=True), layout, row)
     # A sum is much cheaper than isfinite, most of all now that the row is in the cache. It can overflow where the row
     # does not, but never the other way round.
     total = row.sum(dtype=torch.float32 if row.dtype.itemsize < 4 else row.dtype)
     value = loss.item()
-    return Filled([value], math.isfinite(total.item() + value))
+    return value, math.isfinite(total.item() + value)
+
+
+def _store(grads: tuple[Tensor | None, ...], layout: ParameterLayout, row: Float[Tensor, "d"]) -> None:
+    """`layout.flatten`; where each gradient is a whole piece of the row, as nearly always, in one plain call."""
+    device = row.device
+    for grad, kept in zip(grads, layout.kept, strict=True):
+        if grad is None or kept is not None or grad.is_sparse or grad.device != device:
+            layout.flatten(grads, row)
+            return
+    torch.cat([grad.reshape(-1) for grad in grads if grad is not None], out=row)
 
 
 def scalar_loss(loss: Any) -> Tensor:

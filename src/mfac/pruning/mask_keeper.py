@@ -69,7 +69,7 @@ class MaskKeeper:
                 parameter, label = key, f"a tensor of shape {tuple(key.shape)}"
                 if id(key) not in ours:
                     raise ValueError(f"masks: {label} is not a parameter of the optimizer; {_STALE}")
-            found.append((parameter, as_mask(label, mask, parameter.shape).to(parameter.device)))
+            found.append((parameter, _laid_out(as_mask(label, mask, parameter.shape), parameter)))
         if found and not any(id(parameter) in ours for parameter, _ in found):
             raise ValueError(f"none of the {len(found)} masked parameters is in the optimizer; {_STALE}")
         return found
@@ -120,6 +120,18 @@ _STALE = (
 )
 
 
+def _laid_out(mask: Tensor, parameter: Tensor) -> Tensor:
+    """The mask where the parameter is; in the same shards, where that is a DTensor."""
+    mask = mask.to(parameter.device)
+    mesh = getattr(parameter, "device_mesh", None)
+    if mesh is None or hasattr(mask, "device_mesh"):
+        return mask
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(parameter, DTensor)
+    return distribute_tensor(mask, mesh, parameter.placements)
+
+
 def attach_masks(optimizer: Optimizer, masks: Masks, model: nn.Module | None = None) -> MaskKeeper:
     """Keeps removed weights at exactly zero under any torch optimizer, and its memory of them empty.
 
@@ -127,7 +139,7 @@ def attach_masks(optimizer: Optimizer, masks: Masks, model: nn.Module | None = N
     optimizer's momentum or averages of them. The same is done at once, and whenever the optimizer loads a state.
 
     Args:
-        optimizer: any torch optimizer, also wrapped by accelerate or Lightning, and under a GradScaler.
+        optimizer: any torch optimizer, also wrapped by accelerate or Lightning, under a GradScaler, or of DTensors.
         masks: {name or parameter: tensor of its shape, True or 1 = kept}.
         model: where names are looked up; without it, in those that an optimizer built from `named_parameters()` has.
 

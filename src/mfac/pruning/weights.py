@@ -19,12 +19,15 @@ class MaskedWeights:
         masks: what is removed already; by name or by parameter.
 
     Raises:
-        ValueError: a mask of no parameter, or of another shape or type.
+        ValueError: a mask of no parameter, or of another shape or type; targets on several devices.
     """
 
     def __init__(self, model: nn.Module, targets: Mapping[str, Tensor], masks: Masks = None):
         self.model = model
         self.targets = dict(targets)
+        devices = sorted({str(tensor.device) for tensor in targets.values()})
+        if len(devices) > 1:
+            raise ValueError(f"the targets lie on {', '.join(devices)}; prune needs them on one device")
         layout = ParameterLayout(model, list(targets), masks)
         self.masks = {
             name: _as_mask(tensor, kept)

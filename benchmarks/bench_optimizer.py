@@ -1,0 +1,152 @@
+"""The optimizer's step: against SGD on the same training step, against the bare passes, and sparse against dense."""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import torch
+from pytorch_optimizer import SOAP, AdaHessian, Muon, Shampoo
+from torch import nn
+from torch.nn import functional as F
+
+import mfac
+from timing import save, seconds, show
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a script, the folder of experiments is not on the path
+from experiments.resnet import ResNet
+
+BATCH = 128
+
+
+def muon(params):
+    params = list(params)
+    matrices = [p for p in params if p.ndim > 1]
+    others = [p for p in params if p.ndim == 1]
+    return Muon([{"params": matrices, "use_muon": True}, {"params": others, "use_muon": False}])
+
+
+CONTENDERS = {
+    "SGD, momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "Adam": torch.optim.Adam,
+    "AdamW": torch.optim.AdamW,
+    "M-FAC, m = 512": partial(mfac.MFAC, num_grads=512),
+    "M-FAC, m = 1024": partial(mfac.MFAC, num_grads=1024),
+    "Muon": muon,
+    "SOAP": SOAP,
+    "Shampoo": Shampoo,
+    "AdaHessian": AdaHessian,
+}
+
+
+def fill(optimizer, model, count):
+    """Gives a window as many gradients as it holds: a step of a window that is not full is cheaper."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(count):
+        for p in model.parameters():
+            p.grad = torch.randn(p.shape, generator=generator) * 1e-3
+        optimizer.step()
+
+
+def training_step(make, images, labels):
+    torch.manual_seed(0)
+    model = ResNet(20, projection=False).to(memory_format=torch.channels_last)
+    optimizer = make(model.parameters())
+    if isinstance(optimizer, mfac.MFAC):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0  # while it fills
+        fill(optimizer, model, optimizer._window.operator.num_grads + 1)
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-4
+    curved = isinstance(optimizer, AdaHessian)
+
+    def step():
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(images), labels)
+        loss.backward(create_graph=curved)
+        optimizer.step()
+
+    step()
+    return step
+
+
+def overhead():
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(BATCH, 3, 32, 32, generator=generator).contiguous(memory_format=torch.channels_last)
+    labels = torch.randint(10, (BATCH,), generator=generator)
+    steps = {name: training_step(make, images, labels) for name, make in CONTENDERS.items()}
+    times = seconds(**steps)
+    for name, value in times.items():
+        yield {
+            "what": "training step of ResNet20, batch 128", "optimizer": name, "seconds": value,
+            "over_sgd": value / times["SGD, momentum"],
+        }  # fmt: skip
+
+
+def tensors(weights, count):
+    """`count` tensors of two dimensions with `weights` numbers in all, as a network has them."""
+    torch.manual_seed(0)
+    width = weights // count // 100
+    return nn.ParameterList([nn.Parameter(torch.randn(100, width) * 0.1) for _ in range(count)])
+
+
+def bare_step(weights, count, m):
+    model = tensors(weights, count)
+    optimizer = mfac.MFAC(model.parameters(), 1e-6, m)
+    fill(optimizer, model, m + 1)
+    gradients = [[torch.randn_like(p) * 1e-3 for p in model] for _ in range(4)]
+    turn = [0]
+
+    def step():
+        turn[0] += 1
+        for p, g in zip(model, gradients[turn[0] % 4], strict=True):
+            p.grad = g + 1e-4 * torch.randn_like(g[:1])
+        optimizer.step()
+
+    G, g, c = optimizer._window.operator.rows, torch.randn(sum(p.numel() for p in model)), torch.randn(m)
+    times = seconds(ours=step, two_passes=lambda: (G @ g, c @ G))
+    return {
+        "what": "step", "d": len(g), "tensors": count, "m": m, **{f"{name}_s": value for name, value in times.items()},
+        "of_two_bare_passes": times["ours"] / times["two_passes"],
+        "beyond_them_ms": 1e3 * (times["ours"] - times["two_passes"]),
+    }  # fmt: skip
+
+
+def sparse_step(weights=270_000, count=20, m=512, density=0.1):
+    dense, sparse = tensors(weights, count), tensors(weights, count)
+    generator = torch.Generator().manual_seed(0)
+    masks = {p: torch.rand(p.shape, generator=generator) < density for p in sparse}
+    for p, mask in masks.items():
+        p.data *= mask
+    optimizers = [mfac.MFAC(dense.parameters(), 1e-6, m), mfac.MFAC(sparse.parameters(), 1e-6, m, masks=masks)]
+    for optimizer, model in zip(optimizers, (dense, sparse), strict=True):
+        fill(optimizer, model, m + 1)
+    noise = torch.randn(8, 1) * 1e-4
+
+    def step(optimizer, model, turn=iter(range(10**9))):  # noqa: B008
+        for p in model:
+            p.grad.add_(noise[next(turn) % 8])
+        optimizer.step()
+
+    times = seconds(dense=partial(step, optimizers[0], dense), sparse=partial(step, optimizers[1], sparse))
+    bytes_of = [optimizer._window.operator.rows.nbytes for optimizer in optimizers]
+    return {
+        "what": "step at 90 % sparsity", "d": weights, "m": m, **{f"{name}_s": value for name, value in times.items()},
+        "time_of_dense": times["sparse"] / times["dense"], "window_of_dense": bytes_of[1] / bytes_of[0],
+    }  # fmt: skip
+
+
+def main():
+    rows = []
+    for weights, count, m in [(10_000, 10, 64), (270_000, 20, 512), (1_000_000, 20, 512), (5_000_000, 50, 256)]:
+        rows.append(bare_step(weights, count, m))
+        show(rows[-1])
+    rows.append(sparse_step())
+    show(rows[-1])
+    for row in overhead():
+        rows.append(row)
+        show(row)
+    save("optimizer", "python benchmarks/bench_optimizer.py", rows)
+
+
+if __name__ == "__main__":
+    main()
