@@ -3,8 +3,8 @@
     python benchmarks/bench_gradients.py                     # writes benchmarks/results/gradients.json
     python benchmarks/bench_gradients.py --rounds 1 --out /dev/null --only mlp
 
-Speedups are ratios of times taken in turn in the same process, the median of some rounds. With one thread a second is one
-of processor time, so that other processes count less; the committed figures are for one (OMP_NUM_THREADS=1).
+Times are taken in turn in the same process and the best of the rounds counts. With one thread they are processor time,
+so that other processes count less; the committed figures are for one (OMP_NUM_THREADS=1).
 
 Both sides are given the same batches, cut them into samples themselves, and store their rows, in memory that has been
 touched and zeroed before, outside the timed part. Nor do they give memory back to the system in between. Both are about
@@ -12,7 +12,8 @@ page faults: they cost anything from a tenth of a microsecond to four on virtual
 by the order of things on the heap, and they would drown the rest.
 
 `overhead` is the share of the time of `collect_gradients` that is spent neither in the loss function (forward) nor in
-`torch.autograd.grad` (backward), by clocks around the two; `overhead_but_storing` leaves out the writing of the row too.
+`torch.autograd.grad` (backward), by clocks around the two; `overhead_but_storing` leaves out the writing of the row
+too. Both are medians over the rounds.
 """
 
 import argparse
@@ -82,7 +83,7 @@ def lstm() -> Case:
 
 
 CASES: dict[str, Callable[[], Case]] = {"mlp": lenet, "bert_tiny": bert_tiny, "resnet20": resnet, "lstm": lstm}
-REPEATS = {"mlp": 16, "lstm": 4}  # of the batches: enough rows for the time that a call takes besides
+REPEATS = {"mlp": 64, "lstm": 4}  # of the batches: enough rows for the time that a call takes besides
 SINGLES = {"mlp": 512}  # rows of a sample each, if not 128
 
 
@@ -100,11 +101,6 @@ def times(rounds: int, memory: Tensor, *functions: Callable[[], Any]) -> list[li
             function()
             seconds.append(clock() - start)
     return taken
-
-
-def ratio(above: list[float], below: list[float]) -> float:
-    """The median over the rounds: what slows one round down slows both of its times."""
-    return median(a / b for a, b in zip(above, below, strict=True))
 
 
 def plain_loop(case: Case, batches: list[Any], rows: Tensor | None, samples: int = 0) -> None:
@@ -147,9 +143,9 @@ class Clocks:
 
     def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            start = clock()
+            start = time.perf_counter()
             result = function(*arguments, **options)
-            self.seconds[name] = self.seconds.get(name, 0.0) + clock() - start
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
             return result
 
         return call
@@ -159,11 +155,11 @@ class Clocks:
         self.seconds.clear()
         grad, store = torch.autograd.grad, per_sample._store
         torch.autograd.grad, per_sample._store = self.timed("backward", grad), self.timed("storing", store)
-        start = clock()
+        start = time.perf_counter()
         try:
             yield
         finally:
-            self.seconds["all"] = clock() - start
+            self.seconds["all"] = time.perf_counter() - start
             torch.autograd.grad, per_sample._store = grad, store
 
     def share_outside(self, *names: str) -> float:
@@ -215,14 +211,14 @@ def measure_samples(case: Case, batches: list[Any], samples: int, dim: int, roun
         collect,
         lambda: collect(method="loop"),
     )
-    return _figures(samples, plain, ours) | {"loop_speedup": round(ratio(plain, loop), 2)}
+    return _figures(samples, plain, ours) | {"loop_speedup": round(min(plain) / min(loop), 2)}
 
 
 def _figures(rows: int, plain: list[float], ours: list[float]) -> dict[str, float]:
     return {
         "plain_rows_per_second": round(rows / min(plain), 1),
         "rows_per_second": round(rows / min(ours), 1),
-        "speedup": round(ratio(plain, ours), 2),
+        "speedup": round(min(plain) / min(ours), 2),
     }
 
 

@@ -295,11 +295,6 @@ def groups_of(*sizes):
     return [{"params": [params.pop() for _ in range(size)]} for size in sizes]
 
 
-def another_order(model):
-    named = dict(model.named_parameters())
-    return [(name, named[name]) for name in ("0.bias", "0.weight", "2.weight", "2.bias")]
-
-
 OTHERS = {
     "m": (lambda model: mfac(model.parameters(), num_grads=7), "saved with num_grads=7, this window has num_grads=5"),
     "normalize": (

@@ -156,6 +156,22 @@ def test_a_gradient_too_large_for_the_storage_is_not_finite():
 # Damping.
 
 
+def test_a_damping_that_is_too_small_for_repeated_gradients_says_so_and_can_be_raised():
+    parameter = torch.zeros(4, requires_grad=True)
+    optimizer = MFAC([parameter], num_grads=3, damping=1e-30)
+    for _ in range(2):
+        parameter.grad = torch.tensor([100.0, 200.0, 300.0, 400.0])
+        optimizer.step()
+    before = parameter.detach().clone()
+    with pytest.raises(RuntimeError, match=r"not positive definite in float64: .*raise the damping .* times or more"):
+        optimizer.step()
+    assert torch.equal(parameter, before)
+    optimizer.damping = 1.0
+    optimizer.step()
+    torch.testing.assert_close(before - parameter.detach(), 1e-3 * parameter.grad / (1 + 3e5), rtol=1e-4, atol=0)
+    assert optimizer.diagnostics()["cosine"] == pytest.approx(1, abs=1e-6)
+
+
 def test_damping_assigned_is_the_damping_used():
     parameter = torch.zeros(4, requires_grad=True)
     optimizer = MFAC([parameter], lr=1.0, num_grads=2, damping=1e3)

@@ -182,6 +182,7 @@ class DynamicInverseFisher(InverseFisher):
             "gram": inverse.K.clone(),
             "inverse": torch.zeros_like(inverse.K) if inverse.inverse is None else inverse.inverse.clone(),
             "inverse_held": inverse.inverse is not None,
+            "factor_held": inverse.has_factor,
             "age": inverse.age,
             "rough": rough,
             "sensitive": self._sensitive,
@@ -209,7 +210,7 @@ class DynamicInverseFisher(InverseFisher):
         self._snapshot = None
         shift = self._divisor(n) * self.damping
         inverse = state["inverse"] if state["inverse_held"] else None
-        self._inverse.restore(state["gram"], n, shift, inverse, int(state["age"]))
+        self._inverse.restore(state["gram"], n, shift, inverse, int(state["age"]), bool(state["factor_held"]))
         if pieces[0].dtype != self._G.dtype:
             self._rough = set(range(n))
             self._polish()

@@ -120,7 +120,7 @@ class ParameterWindow:
         return {
             "gradient_norm": gradient,
             "step_norm": step,
-            "cosine": product / lengths if lengths else float("nan"),
+            "cosine": min(1.0, product / lengths) if lengths else float("nan"),  # F⁻¹ is positive: never below 0
             "effective_rank": effective_rank(self.operator.gram),
             "num_seen": float(self.operator.num_seen),
             "damping": self.operator.damping,

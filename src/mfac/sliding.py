@@ -56,12 +56,19 @@ class SlidingInverse:
         """S⁻¹ where it is held; None where only a factor is, or nothing yet."""
         return self._P
 
-    def restore(self, K: Tensor, size: int, shift: float, inverse: Tensor | None, age: int) -> None:
+    @property
+    def has_factor(self) -> bool:
+        """Whether a factor is remembered, which then solves, to other last digits than the inverse."""
+        return self._L is not None
+
+    def restore(self, K: Tensor, size: int, shift: float, inverse: Tensor | None, age: int, has_factor: bool) -> None:
         """Takes over a saved state."""
         self.K.copy_(K)
         self.size, self.shift, self.age = size, shift, age
-        self._P = None if inverse is None else inverse.to(self.K.device, torch.float64, copy=True)
+        self._P = None if inverse is None else inverse.to(self.K.device, torch.float64, copy=True).contiguous()
         self._L = self._column = None
+        if has_factor:
+            self.factor()
 
     def reset(self, shift: float | None = None) -> None:
         """Forgets what was derived from K, after K or the shift has changed."""
@@ -125,7 +132,8 @@ class SlidingInverse:
     def settle(self) -> None:
         """Makes sure that there is something to solve with."""
         if self._P is None and self.size == len(self.K):
-            self._P, self.age = torch.cholesky_inverse(self.factor()), 0
+            # One memory format at any time: after a checkpoint sums must be made in the same order.
+            self._P, self.age = torch.cholesky_inverse(self.factor()).contiguous(), 0
         elif self._P is None:
             self.factor()
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 Batch = Any
 ALIGNMENT = 64
+SEQUENCES = (list, tuple)
 
 
 def numbered(batches: Iterable[Batch], cycle: bool = False) -> Iterator[tuple[int, Batch]]:
@@ -40,7 +41,7 @@ def map_tensors(batch: Batch, change: Callable[[Tensor], Any]) -> Batch:
     """A batch of the same structure with every tensor changed; anything else in it is kept as it is."""
     if isinstance(batch, Tensor):
         return change(batch)
-    if isinstance(batch, list | tuple):
+    if isinstance(batch, SEQUENCES):
         items = [map_tensors(item, change) for item in batch]
         return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
     if isinstance(batch, Mapping):
@@ -55,8 +56,14 @@ def tensors(batch: Batch) -> list[Tensor]:
     """Every tensor in the batch, in the order of `map_tensors`."""
     if isinstance(batch, Tensor):
         return [batch]
-    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
-    return [tensor for part in parts for tensor in tensors(part)]
+    parts = batch if isinstance(batch, SEQUENCES) else batch.values() if isinstance(batch, Mapping) else ()
+    found: list[Tensor] = []
+    for part in parts:
+        if isinstance(part, Tensor):
+            found.append(part)
+        else:
+            found += tensors(part)
+    return found
 
 
 def sample_tensors(batch: Batch) -> list[Tensor]:
@@ -109,13 +116,13 @@ def placed(batch: Batch, device: torch.device | None) -> Batch:
     The last bit of a matrix product can depend on where the memory begins. Views and arrays of other libraries begin
     anywhere; copies of them give the same bits in every process.
     """
-    found = tensors(batch)
-    if device is not None and any(tensor.device != device for tensor in found):
-        batch = move(batch, device)
-        found = tensors(batch)
-    if any(tensor.data_ptr() % ALIGNMENT for tensor in found):
-        return map_tensors(batch, lambda tensor: tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor)
-    return batch
+    for tensor in tensors(batch):
+        if tensor.data_ptr() % ALIGNMENT or (device is not None and tensor.device != device):
+            break
+    else:
+        return batch
+    moved = batch if device is None else move(batch, device)
+    return map_tensors(moved, lambda tensor: tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor)
 
 
 def _has_plain_list(batch: Batch, length: int) -> bool:

@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -134,7 +134,8 @@ class Collection:
         )
 
 
-class _Chunk(NamedTuple):
+@dataclass(slots=True)
+class _Chunk:
     """`count` rows from `row` on: one of a whole batch, or those of its samples from `sample` on."""
 
     index: int

@@ -47,26 +47,30 @@ class Task:
         """The batch that the loss is given."""
         if self.draw is None:
             return batch
-        with torch.no_grad(), RowSeeds(self.device) as seeds:
+        with torch.no_grad(), self._seeds as seeds:
             seeds.start(self._seed(2 * row + 1))
             return self.draw(self.model, batch)
 
     def loop(self, batches: Iterable[Batch], out: Float[Tensor, "c d"], row: int) -> Filled:
         """Fills one row a batch, one after the other."""
         losses, is_finite = [], True
-        with RowSeeds(self.device) as seeds:
-            for number, (batch, each) in enumerate(zip(batches, out, strict=True), row):
-                seeds.start(self._seed(2 * number))
-                loss, each_is_finite = loop_gradient(self.model, self.loss_fn, self.layout, batch, each)
+        with self._seeds as seeds:
+            for position, batch in enumerate(batches):
+                seeds.start(self._seed(2 * (row + position)))
+                loss, surely = loop_gradient(self.model, self.loss_fn, self.layout, batch, out.select(0, position))
                 losses.append(loss)
-                is_finite &= each_is_finite
+                is_finite &= surely
         return Filled(losses, is_finite)
 
     def mapped(self, mapping: MappedGradients, batch: Batch, out: Tensor, row: int, zeroed: bool) -> Filled:
         """Fills the rows of a chunk."""
-        with RowSeeds(self.device) as seeds:
+        with self._seeds as seeds:
             seeds.start(self._seed(2 * row))
             return mapping.fill(batch, out, zeroed)
+
+    @cached_property
+    def _seeds(self) -> RowSeeds:
+        return RowSeeds(self.device)
 
     def _seed(self, number: int) -> int:
         return (self.seed * 0x9E3779B97F4A7C15 + number) % 2**63

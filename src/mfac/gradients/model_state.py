@@ -37,8 +37,8 @@ def evaluation(model: nn.Module) -> Iterator[None]:
 class RowSeeds:
     """Random numbers that depend on the row alone: `with RowSeeds(device) as seeds: seeds.start(seed)` before each row.
 
-    A run that is resumed then draws the same ones. Outside, torch's random numbers go on as if nothing had been drawn. A
-    class, because a generator under `contextmanager` takes twice the time, and this is entered up to once a row.
+    A run that is resumed then draws the same ones. Outside, torch's random numbers go on as if nothing had been drawn.
+    A class, made once and entered once a row: a generator under `contextmanager` takes several times as long.
     """
 
     def __init__(self, device: torch.device):

@@ -48,7 +48,7 @@ class TensorSink:
 
     def room(self, count: int) -> tuple[Tensor, bool]:
         """The rows themselves."""
-        return self.grads[self.done : self.done + count], True
+        return self.grads.narrow(0, self.done, count), True
 
     def take(self, count: int) -> None:
         """Counts."""
