@@ -148,7 +148,7 @@ def gradients():
             f"**{record[name]['per_sample']['speedup']:.2f}**",
             f"{record[name]['per_sample']['loop_speedup']:.2f}",
         ]
-        for name in ("mlp", "bert_tiny", "resnet20")
+        for name in ("mlp", "bert_tiny", "resnet20", "lstm")
     ]
     heads = ["model", "weights", "rows/s, a batch of 128 each", "of the plain loop", "overhead (but storing)"]
     heads += ["rows/s, a sample each", "of the plain loop", "one by one"]
@@ -158,6 +158,36 @@ def gradients():
         for mode, figures in memory.items()
     )
     return f"{table(heads, rows)}\n\nPeak memory, in a process of its own: {peak}.\n\n{measured_on(record)}"
+
+
+def optimizer():
+    record = load("optimizer")
+    rows = [row for row in record["rows"] if row["what"] == "step"]
+    steps = [
+        [
+            f"{row['d']:,}",
+            row["tensors"],
+            row["m"],
+            seconds(row["ours_s"]),
+            seconds(row["two_passes_s"]),
+            f"**{row['of_two_bare_passes']:.2f}**",
+            f"{row['beyond_them_ms']:.2f} ms",
+        ]
+        for row in rows
+    ]
+    heads = ["weights", "tensors", "m", "`step()`", "two bare passes", "ratio", "beyond them"]
+    training = [row for row in record["rows"] if "over_sgd" in row]
+    overhead = [[row["optimizer"], seconds(row["seconds"]), f"**{row['over_sgd']:.2f}**"] for row in training]
+    sparse = next(row for row in record["rows"] if "time_of_dense" in row)
+    return "\n\n".join(
+        (
+            table(heads, steps),
+            f"At 90 % sparsity, {sparse['d']:,} weights, m = {sparse['m']}: {sparse['time_of_dense']:.2f} of the time "
+            f"and {sparse['window_of_dense']:.2f} of the window of the dense step.",
+            table(["ResNet20, batch 128", "a training step", "of SGD's"], overhead),
+            measured_on(record),
+        )
+    )
 
 
 def main():
@@ -170,6 +200,7 @@ def main():
         ("scaling", scaling),
         ("pages", pages),
         ("gradients", gradients),
+        ("optimizer", optimizer),
     ):
         marked = re.compile(rf"<!-- {name} -->\n.*?<!-- /{name} -->", re.DOTALL)
         assert marked.search(text), f"{PAGE} has no place for {name}"

@@ -6,7 +6,15 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SCRIPTS = ["bench_dynamic", "bench_static", "bench_blocks", "bench_scaling", "bench_pages", "bench_gradients"]
+SCRIPTS = [
+    "bench_dynamic",
+    "bench_static",
+    "bench_blocks",
+    "bench_scaling",
+    "bench_pages",
+    "bench_gradients",
+    "bench_optimizer",
+]
 
 
 def main():
