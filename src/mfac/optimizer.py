@@ -131,6 +131,7 @@ class MFAC(Optimizer):
             raise ValueError(
                 "none of the parameters is trainable; call requires_grad_(True) on those you want to train"
             )
+        # An attribute of instances only: Lightning's wrapper, a subclass, passes on what its class does not have.
         self._window = ParameterWindow(
             trained,
             name_masks(masks, named),
@@ -148,16 +149,16 @@ class MFAC(Optimizer):
     @property
     def damping(self) -> float:
         """λ; assign a number, which costs a Cholesky factorisation of the m x m matrix, or a function of the steps."""
-        return self._curvature.operator.damping
+        return self._window.operator.damping
 
     @damping.setter
     def damping(self, damping: Damping) -> None:
-        self._curvature.assign_damping(damping)
+        self._window.assign_damping(damping)
 
     @property
     def skipped(self) -> int:
         """How many gradients were not finite, and skipped."""
-        return self._curvature.skipped
+        return self._window.skipped
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group, in mid-training too: past gradients are zero for its parameters.
@@ -198,8 +199,8 @@ class MFAC(Optimizer):
         began = time.perf_counter()
         gradients = self._gradients()
         if gradients:
-            self._cover(tensor for tensor in gradients if tensor not in self._curvature)
-            steps = self._curvature.precondition(gradients)
+            self._cover(tensor for tensor in gradients if tensor not in self._window)
+            steps = self._window.precondition(gradients)
             if steps is not None:
                 self._move(steps)
         self.seconds += time.perf_counter() - began
@@ -211,7 +212,7 @@ class MFAC(Optimizer):
         `gradient_norm` (decay included), `step_norm` (of F⁻¹g), `cosine` between the two, `effective_rank` of the
         window, `num_seen` gradients in it, `damping`, `skipped` gradients, `seconds` spent in `step` so far.
         """
-        return {**self._curvature.diagnostics(), "seconds": self.seconds}
+        return {**self._window.diagnostics(), "seconds": self.seconds}
 
     @staticmethod
     def memory_needed(
@@ -263,35 +264,27 @@ class MFAC(Optimizer):
             for name in GROUP_OPTIONS:
                 group.setdefault(name, self.defaults[name])
 
-    @property
-    def _curvature(self) -> ParameterWindow:
-        # An attribute of instances only: Lightning's wrapper, a subclass, passes on what its class does not have.
-        return self._window
-
-    def _tensors(self) -> list[Tensor]:
-        return [tensor for group in self.param_groups for tensor in group["params"]]
-
     def _whole_state(self) -> defaultdict[Tensor, Any]:
         """`state` with the window in it; the part that belongs to no parameter is with the first."""
         for group in self.param_groups:  # checkpoints that load in place ask for the same entries at any time
             for tensor in group["params"] if group["momentum"] else ():
-                if tensor in self._curvature:
+                if tensor in self._window:
                     self._buffer(tensor)
-        states = self._curvature.parameter_states()
+        states = self._window.parameter_states()
         whole = defaultdict(dict, self.state)
         whole.update({tensor: {**self.state[tensor], **state} for tensor, state in states.items()})
-        whole[next(iter(states))]["window"] = self._curvature.shared_state()
+        whole[next(iter(states))]["window"] = self._window.shared_state()
         return whole
 
     def _take_window(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Loads the window of a saved state, or refuses it; the rest is for torch, which would cast the tensors."""
         window, entries = read_state(state_dict, self.param_groups)
         rows = {tensor: entry for tensor, entry in entries.items() if "rows" in entry}
-        self._curvature.load_state(window, rows, name_parameters(self.param_groups))
+        self._window.load_state(window, rows, name_parameters(self.param_groups))
         for tensor, entry in entries.items():
             entries[tensor] = {key: deepcopy(entry[key]) for key in entry.keys() - {"rows", "mask", "window"}}
             if "momentum_buffer" in entry:
-                buffer = entry["momentum_buffer"].to(tensor.device, self._curvature.operator.dtype, copy=True)
+                buffer = entry["momentum_buffer"].to(tensor.device, self._window.operator.dtype, copy=True)
                 entries[tensor]["momentum_buffer"] = buffer
         return {**state_dict, "state": entries}
 
@@ -304,7 +297,7 @@ class MFAC(Optimizer):
         wanted = set(tensors)
         if wanted:
             named = name_parameters(self.param_groups)
-            self._curvature.cover({name: tensor for name, tensor in named.items() if tensor in wanted})
+            self._window.cover({name: tensor for name, tensor in named.items() if tensor in wanted})
             self._begin_state(wanted)
 
     def _gradients(self) -> dict[Tensor, Tensor]:
@@ -345,7 +338,7 @@ class MFAC(Optimizer):
                 self.state[tensor]["step"] = self.state[tensor].get("step", 0) + 1
 
     def _shorten(self, steps: dict[Tensor, Tensor], longest: float) -> None:
-        device = self._curvature.operator.device
+        device = self._window.operator.device
         norms = []
         for group in self.param_groups:
             parts = [steps[tensor] for tensor in dict.fromkeys(group["params"]) if tensor in steps]
@@ -360,7 +353,7 @@ class MFAC(Optimizer):
         state = self.state[tensor]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros(
-                tensor.shape, dtype=self._curvature.operator.dtype, device=tensor.device
+                tensor.shape, dtype=self._window.operator.dtype, device=tensor.device
             )
         buffer: Tensor = state["momentum_buffer"]
         return buffer
