@@ -1,7 +1,11 @@
-"""The optimizer's step: against SGD on the same training step, against the bare passes, and sparse against dense."""
+"""The optimizer's step: against SGD on the same training step, against the bare passes, and sparse against dense.
+
+Batches and gradients are never used twice in a window: rows that repeat are another case, which bench_dynamic measures.
+"""
 
 import sys
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 import torch
@@ -15,7 +19,7 @@ from timing import save, seconds, show
 sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a script, the folder of experiments is not on the path
 from experiments.resnet import ResNet
 
-BATCH = 128
+BATCH, BATCHES = 128, 48
 
 
 def muon(params):
@@ -47,7 +51,7 @@ def fill(optimizer, model, count):
         optimizer.step()
 
 
-def training_step(make, images, labels):
+def training_step(make, batches):
     torch.manual_seed(0)
     model = ResNet(20, projection=False).to(memory_format=torch.channels_last)
     optimizer = make(model.parameters())
@@ -58,8 +62,10 @@ def training_step(make, images, labels):
         for group in optimizer.param_groups:
             group["lr"] = 1e-4
     curved = isinstance(optimizer, AdaHessian)
+    source = cycle(batches)
 
     def step():
+        images, labels = next(source)
         optimizer.zero_grad()
         loss = F.cross_entropy(model(images), labels)
         loss.backward(create_graph=curved)
@@ -71,9 +77,14 @@ def training_step(make, images, labels):
 
 def overhead():
     generator = torch.Generator().manual_seed(0)
-    images = torch.randn(BATCH, 3, 32, 32, generator=generator).contiguous(memory_format=torch.channels_last)
-    labels = torch.randint(10, (BATCH,), generator=generator)
-    steps = {name: training_step(make, images, labels) for name, make in CONTENDERS.items()}
+    batches = [
+        (
+            torch.randn(BATCH, 3, 32, 32, generator=generator).contiguous(memory_format=torch.channels_last),
+            torch.randint(10, (BATCH,), generator=generator),
+        )
+        for _ in range(BATCHES)
+    ]
+    steps = {name: training_step(make, batches) for name, make in CONTENDERS.items()}
     times = seconds(**steps)
     for name, value in times.items():
         yield {
@@ -93,13 +104,12 @@ def bare_step(weights, count, m):
     model = tensors(weights, count)
     optimizer = mfac.MFAC(model.parameters(), 1e-6, m)
     fill(optimizer, model, m + 1)
-    gradients = [[torch.randn_like(p) * 1e-3 for p in model] for _ in range(4)]
-    turn = [0]
+    # A lap of the window where that is small, and more than there are rounds where it is not.
+    source = cycle([[torch.randn_like(p) * 1e-3 for p in model] for _ in range(m + 1 if weights < 10**5 else 32)])
 
     def step():
-        turn[0] += 1
-        for p, g in zip(model, gradients[turn[0] % 4], strict=True):
-            p.grad = g + 1e-4 * torch.randn_like(g[:1])
+        for p, g in zip(model, next(source), strict=True):
+            p.grad = g
         optimizer.step()
 
     G, g, c = optimizer._window.operator.rows, torch.randn(sum(p.numel() for p in model)), torch.randn(m)
@@ -120,11 +130,11 @@ def sparse_step(weights=270_000, count=20, m=512, density=0.1):
     optimizers = [mfac.MFAC(dense.parameters(), 1e-6, m), mfac.MFAC(sparse.parameters(), 1e-6, m, masks=masks)]
     for optimizer, model in zip(optimizers, (dense, sparse), strict=True):
         fill(optimizer, model, m + 1)
-    noise = torch.randn(8, 1) * 1e-4
+    gradients = cycle([[torch.randn_like(p) * 1e-3 for p in dense] for _ in range(256)])
 
-    def step(optimizer, model, turn=iter(range(10**9))):  # noqa: B008
-        for p in model:
-            p.grad.add_(noise[next(turn) % 8])
+    def step(optimizer, model):
+        for p, g in zip(model, next(gradients), strict=True):
+            p.grad = g
         optimizer.step()
 
     times = seconds(dense=partial(step, optimizers[0], dense), sparse=partial(step, optimizers[1], sparse))
