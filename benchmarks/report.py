@@ -177,14 +177,17 @@ def optimizer():
     ]
     heads = ["weights", "tensors", "m", "`step()`", "two bare passes", "ratio", "beyond them"]
     training = [row for row in record["rows"] if "over_sgd" in row]
-    overhead = [[row["optimizer"], seconds(row["seconds"]), f"**{row['over_sgd']:.2f}**"] for row in training]
+    overhead = [
+        [row["optimizer"], row["format"].replace("_", " "), seconds(row["seconds"]), f"**{row['over_sgd']:.2f}**"]
+        for row in training
+    ]
     sparse = next(row for row in record["rows"] if "time_of_dense" in row)
     return "\n\n".join(
         (
             table(heads, steps),
             f"At 90 % sparsity, {sparse['d']:,} weights, m = {sparse['m']}: {sparse['time_of_dense']:.2f} of the time "
             f"and {sparse['window_of_dense']:.2f} of the window of the dense step.",
-            table(["ResNet20, batch 128", "a training step", "of SGD's"], overhead),
+            table(["ResNet20, batch 128", "memory format", "a training step", "of SGD's"], overhead),
             measured_on(record),
         )
     )

@@ -52,7 +52,6 @@ def ready(build, steps, **options):
         ({"nonfinite": "ignore"}, "nonfinite must be 'raise' or 'skip', not 'ignore'"),
         ({"precision": "float16"}, "precision must be"),
     ],
-    ids=str,
 )
 def test_arguments_out_of_their_range(options, words):
     with pytest.raises(ValueError, match=words):
