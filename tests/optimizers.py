@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -54,6 +55,15 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
 }
 SOME = ("plain", "nesterov", "update_every", "masks_momentum_decay")  # for what comes in many cases of its own
 DECAYING = {"l2_decay", "decoupled_decay", "masks_momentum_decay"}
+
+
+def builds(names: Iterable[str]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("build", [pytest.param(OPTIMIZERS[name], id=name) for name in names])
+
+
+every_optimizer = builds(OPTIMIZERS)
+some_optimizers = builds(SOME)
+without_decay = builds(name for name in OPTIMIZERS if name not in DECAYING)
 
 
 def network() -> nn.Sequential:

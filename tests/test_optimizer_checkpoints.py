@@ -1,4 +1,4 @@
-"""States of optimizers: saved in every way that people have, loaded, gone on with bit for bit, or refused in words."""
+"""States of optimizers: saved in every way that people have, loaded, and gone on with bit for bit."""
 
 import copy
 import io
@@ -6,18 +6,21 @@ import io
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
 
-from mfac import MFACPreconditioner
-from optimizers import OPTIMIZERS, SOME, loss_of, mask_of, masked, mfac, network, same, train, weights
-
-every_optimizer = pytest.mark.parametrize("build", [pytest.param(OPTIMIZERS[name], id=name) for name in OPTIMIZERS])
-some_optimizers = pytest.mark.parametrize("build", [pytest.param(OPTIMIZERS[name], id=name) for name in SOME])
+from optimizers import (
+    every_optimizer,
+    mfac,
+    network,
+    same,
+    some_optimizers,
+    train,
+    weights,
+)
 
 
 def through_a_file(state):
@@ -285,143 +288,3 @@ def test_a_flattened_state_is_refused_when_it_is_saved():
     model, optimizer = trained(mfac, 3)
     with pytest.raises(NotImplementedError, match="Flattening optimizer state_dict only supports"):
         get_optimizer_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
-
-
-# States of something else.
-
-
-def groups_of(*sizes):
-    params = [nn.Parameter(torch.ones(3)) for _ in range(sum(sizes))]
-    return [{"params": [params.pop() for _ in range(size)]} for size in sizes]
-
-
-OTHERS = {
-    "m": (lambda model: mfac(model.parameters(), num_grads=7), "saved with num_grads=7, this window has num_grads=5"),
-    "normalize": (
-        lambda model: mfac(model.parameters(), normalize="seen"),
-        "saved with normalize='seen', this window has normalize='full'",
-    ),
-    "d": (
-        lambda model: mfac(nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 3)).parameters()),
-        r"gradients of shape \[9, 5\] for parameter 0, which is \[7, 5\] here; was it saved with another model",
-    ),
-    "order": (
-        lambda model: mfac(list(model.parameters())[::-1]),
-        r"gradients of shape \[3\] for parameter 0, which is \[7, 5\] here; .*parameters in another order",
-    ),
-    "transposed": (
-        lambda model: mfac([nn.Parameter(torch.zeros(tensor.shape[::-1])) for tensor in model.parameters()]),
-        r"gradients of shape \[5, 7\] for parameter 0, which is \[7, 5\] here",
-    ),
-    "mask": (
-        lambda model: masked(model.parameters(), masks={model[0].weight: mask_of(model[0].weight) | True}),
-        "saved with a mask of parameter 0; build the optimizer that way",
-    ),
-    "groups": (lambda model: mfac(groups_of(1, 1)), r"groups of \[1, 1\] parameters, .* has groups of \[4\]; build it"),
-    "fewer": (lambda model: mfac(groups_of(3)), r"groups of \[3\] parameters, and this optimizer has groups of \[4\]"),
-    "SGD": (lambda model: torch.optim.SGD(model.parameters(), momentum=0.9), "not a state of MFAC: it has no window"),
-    "Adam": (lambda model: torch.optim.Adam(model.parameters()), "not a state of MFAC.*saved by another optimizer"),
-}
-
-
-@pytest.mark.parametrize("other", OTHERS)
-@pytest.mark.parametrize("steps", [0, 6])
-def test_the_state_of_something_else_is_refused_and_nothing_changes(other, steps):
-    build, words = OTHERS[other]
-    theirs = network()
-    stranger = build(theirs)
-    for tensor in stranger.param_groups[0]["params"]:
-        tensor.grad = torch.ones_like(tensor)
-    stranger.step()
-    model = network()
-    optimizer = mfac(model.parameters(), momentum=0.9)
-    train(model, optimizer, range(steps))
-    before = copy.deepcopy(optimizer.state_dict())
-    with pytest.raises(ValueError, match=words):
-        optimizer.load_state_dict(copy.deepcopy(stranger.state_dict()))
-    assert same(optimizer.state_dict(), before)
-    train(model, optimizer, range(steps, 9))
-    assert same(weights(model), weights(trained(mfac, 9, momentum=0.9)[0]))
-
-
-def test_names_in_another_order_are_refused():
-    square = [nn.Parameter(torch.randn(3)) for _ in range(2)]
-    state = mfac([("a", square[0]), ("b", square[1])]).state_dict()
-    with pytest.raises(
-        ValueError, match="saved with 'a' where this optimizer has 'b'; give the parameters in the order"
-    ):
-        mfac([("b", square[1]), ("a", square[0])]).load_state_dict(state)
-    mfac(square).load_state_dict(state)  # without names there is nothing to compare
-
-
-@pytest.mark.parametrize(
-    ("there", "here", "words"),
-    [
-        (True, False, "saved with a mask of 0.weight; build the optimizer that way"),
-        (False, True, "saved without a mask of 0.weight; build the optimizer that way"),
-        (True, None, "saved with another mask of 0.weight; build the optimizer with that one"),
-    ],
-)
-def test_masks_that_differ_are_refused(there, here, words):
-    def build(kind):
-        model = network()
-        mask = mask_of(model[0].weight)
-        masks = {True: {"0.weight": mask}, False: None, None: {"0.weight": mask.flip(1)}}[kind]
-        if masks:
-            model[0].weight.data.mul_(masks["0.weight"])
-        return model, mfac(model.named_parameters(), masks=masks)
-
-    state = build(there)[1].state_dict()
-    optimizer = build(here)[1]
-    before = copy.deepcopy(optimizer.state_dict())
-    with pytest.raises(ValueError, match=words):
-        optimizer.load_state_dict(state)
-    assert same(optimizer.state_dict(), before)
-
-
-@pytest.mark.parametrize("state", [{}, {"state": {}, "param_groups": []}, {"state": {0: {"rows": torch.ones(2, 2)}}}])
-def test_what_is_no_state_at_all_is_refused(state):
-    with pytest.raises(ValueError, match="not a state of MFAC: it has no window of gradients"):
-        trained(mfac, 1)[1].load_state_dict(state)
-
-
-# The preconditioner.
-
-
-def precondition(model, preconditioner, optimizer, steps):
-    for step in steps:
-        optimizer.zero_grad()
-        loss_of(model, step).backward()
-        preconditioner.step()
-        optimizer.step()
-
-
-@pytest.mark.parametrize("steps", [0, 3, 8])
-def test_a_preconditioner_saved_and_loaded_goes_on_bit_for_bit(steps):
-    def build(model):
-        options = {"num_grads": 5, "damping": 0.1, "update_every": 2}
-        return MFACPreconditioner(model.parameters(), **options), torch.optim.SGD(model.parameters(), 0.02)
-
-    model = network()
-    pair = build(model)
-    precondition(model, *pair, range(steps))
-    twin = copy.deepcopy(model)
-    fresh = build(twin)
-    fresh[0].load_state_dict(through_a_file(pair[0].state_dict()))
-    assert same(fresh[0].state_dict(), pair[0].state_dict())
-    precondition(model, *pair, range(steps, steps + 6))
-    precondition(twin, *fresh, range(steps, steps + 6))
-    assert same(weights(twin), weights(model))
-
-
-def test_a_preconditioner_refuses_the_state_of_something_else():
-    model, optimizer = trained(mfac, 3)
-    preconditioner = MFACPreconditioner(model.parameters(), 5)
-    with pytest.raises(ValueError, match="not a state of MFACPreconditioner: it has no window; was it saved by an opt"):
-        preconditioner.load_state_dict(optimizer.state_dict())
-    with pytest.raises(ValueError, match="not a state of MFAC: it has no window"):
-        optimizer.load_state_dict(preconditioner.state_dict())
-    with pytest.raises(ValueError, match="the state is of 1 parameters, and there are 4 here"):
-        preconditioner.load_state_dict(MFACPreconditioner([model[0].weight], 5).state_dict())
-    with pytest.raises(ValueError, match="saved with num_grads=6, this window has num_grads=5"):
-        preconditioner.load_state_dict(MFACPreconditioner(model.parameters(), 6).state_dict())
