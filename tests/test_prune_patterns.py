@@ -6,7 +6,9 @@ from torch import nn
 
 from mfac.pruning import prune
 from mfac.pruning.budget import Pool
+from mfac.pruning.greedy import greedy_costs
 from mfac.pruning.patterns import NOfM, parse_pattern
+from mfac.pruning.removal import scores
 from mfac.pruning.slices import cheapest_slices
 from models import cnn, mlp
 from pruning_cases import DAMPING, dense_joint, quadratic
@@ -81,6 +83,69 @@ def test_in_one_step_each_group_keeps_its_best():
     finite = NOfM(2, 4).offered(kernel, torch.ones_like(kernel, dtype=torch.bool)).isfinite()
     assert finite[:, :2].all()
     assert not finite[:, 2:].any()
+
+
+def literal_order(F, theta, groups, removals):
+    """Optimal Brain Surgeon inside each group alone: the cheapest goes, the others move, the next cheapest goes."""
+    inverse, gone = torch.linalg.inv(F), torch.zeros(len(theta), dtype=torch.bool)
+    for group in groups:
+        for _ in range(removals):
+            left = [i for i in group if not gone[i]]
+            taken = torch.tensor([i for i in group if gone[i]], dtype=torch.long)
+            costs = {i: dense_cost(inverse, theta, torch.cat((taken, torch.tensor([i])))) for i in left}
+            gone[min(costs, key=costs.get)] = True
+    return gone
+
+
+def dense_cost(inverse, theta, Q):
+    return 0.5 * float(theta[Q] @ torch.linalg.solve(inverse[Q][:, Q], theta[Q]))
+
+
+@pytest.mark.parametrize("blocks", ["full", "full in slices", "of 12", "of 5, across groups", "of 3, summed"])
+@pytest.mark.parametrize("seed", range(4))
+def test_groups_lose_what_surgery_inside_them_would_take(monkeypatch, blocks, seed):
+    block_size = None if "full" in blocks else int(blocks[3:5].strip(","))
+    if blocks == "full in slices":
+        monkeypatch.setattr("mfac.pruning.curvature.WIDE_PIECE", 0)
+        monkeypatch.setattr("mfac.pruning.fisher_parts.WIDE_PIECE", 8 * 6)
+    problem = quadratic(8, block_size, seed)
+    with torch.no_grad():  # weights of one size, so that the order is decided by the curvature
+        problem.theta.copy_(1 + 0.1 * problem.theta)
+        problem.model.first.copy_(problem.theta[:12].view(3, 4))
+        problem.model.second.copy_(problem.theta[12:].view(4, 5))
+    result = prune(
+        problem.model, problem.loss_fn, problem.batches, None, pattern="2:4", targets="first", num_grads=8,
+        block_size=block_size, damping=DAMPING, recomputations=1, loss_batches=8,
+    )  # fmt: skip
+    F = problem.F[:12, :12]
+    gone = literal_order(F, problem.theta[:12], [range(i, i + 4) for i in (0, 4, 8)], removals=2)
+    assert torch.equal(~result.masks["first"].flatten(), gone)
+    assert result.predicted_increase == pytest.approx(dense_joint(F, problem.theta[:12], gone)[1], rel=1e-8)
+
+
+def test_the_order_inside_groups_is_not_that_of_single_scores():
+    """Two weights that do the same: each alone can be made up for by the other, both cannot."""
+    inverse = torch.linalg.inv(torch.tensor([[1.01, 1.0, 0.0], [1.0, 1.01, 0.0], [0.0, 0.0, 0.2]]).double())
+    assert scores(torch.ones(3), inverse.diagonal()).argmax() == 2
+    costs = greedy_costs(inverse[None], torch.ones(1, 3).double(), absent=torch.zeros(1, 3, dtype=torch.bool))
+    assert costs[0].argsort().tolist()[1] == 2
+
+
+def test_absent_weights_never_go_and_spoil_nothing():
+    absent = torch.tensor([[False, True, False, True]])
+    inverse = torch.eye(4).double()[None] * torch.where(absent, 1.0, 2.0)[..., None].double()
+    costs = greedy_costs(inverse, torch.tensor([[3.0, 0.0, 1.0, 0.0]]).double(), absent=absent)
+    assert costs.tolist() == [[9 / 4, torch.inf, 1 / 4, torch.inf]]
+
+
+def test_positions_in_groups_are_those_of_the_weights():
+    kernel = torch.randn(2, 4, 3, 3)
+    mask = torch.rand(2, 4, 3, 3) > 0.3
+    pattern = NOfM(2, 4)
+    positions = pattern.positions(mask, 7)
+    row = torch.cat((torch.zeros(7), kernel[mask]))
+    values = torch.where(positions < 0, 0.0, row[positions.clamp_min(0)])
+    assert torch.equal(pattern.ungrouped(values, mask.shape), kernel * mask)
 
 
 @pytest.mark.parametrize("pattern", ["row", "channel"])

@@ -119,9 +119,40 @@ class FisherCurvature:
                     cheapest.show(costs)
         return found
 
+    def order_in_groups(
+        self, theta: Float[Tensor, " d"], positions: Int[Tensor, "groups size"]
+    ) -> Float[Tensor, "groups size"]:
+        """What each weight of a small group costs when the exact greedy order inside the group comes to it.
+
+        Args:
+            theta: the kept weights.
+            positions: of each group's weights among them; −1 where there is none, which costs infinitely much.
+        """
+        absent = positions < 0
+        inverse = self._group_inverses(positions, absent)
+        return greedy_costs(inverse, theta[positions.clamp_min(0)], absent=absent)
+
     def cost(self, delta: Float[Tensor, " d"]) -> float:
         """½ δᵀFδ of any change."""
         return float(sum(part.cost(delta[_slot(part.run)]) for part in self.parts))
+
+    def _group_inverses(
+        self, positions: Int[Tensor, "groups size"], absent: Bool[Tensor, "groups size"]
+    ) -> Float[Tensor, "groups size size"]:
+        """[F⁻¹]_QQ of every group Q, with the identity where weights are absent; zero between blocks."""
+        size = positions.shape[1]
+        inverse = torch.zeros(len(positions), size, size, dtype=torch.float64, device=positions.device)
+        diagonal = self.inverse.diagonal().double()[positions.clamp_min(0)]
+        inverse.diagonal(dim1=1, dim2=2).copy_(torch.where(absent, 1.0, diagonal))
+        a, b = torch.triu_indices(size, size, 1, device=positions.device)
+        for part in self.parts:
+            block = torch.where(absent, -1, positions - part.run.start) // part.run.length
+            inside = (block >= 0) & (block < part.run.count)
+            group, pair = ((block[:, a] == block[:, b]) & inside[:, a] & inside[:, b]).nonzero(as_tuple=True)
+            i, j = a[pair], b[pair]
+            rows, columns = positions[group, i] - part.run.start, positions[group, j] - part.run.start
+            inverse[group, i, j] = inverse[group, j, i] = part.elements(rows, columns)
+        return inverse
 
 
 def _part(run: Run, pages: Pages, damping: float) -> FisherPart:

@@ -64,6 +64,10 @@ class SmallBlocks:
         for piece, G in self._pages.stream(self.run.pieces(self._step)):
             yield piece, woodbury.primal_inverse(self._fisher(G), 0.0)[0]
 
+    def elements(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """[F⁻¹]_ij of pairs that lie in one block each, counted from the run's start."""
+        return _elements(self.run, self.inverses(), rows, columns)
+
     def add_group_costs(
         self, theta: Float[Tensor, " n"], ids: Int[Tensor, " n"], out: Float[Tensor, " groups"]
     ) -> None:
@@ -103,6 +107,20 @@ class LargeBlocks:
     def cost(self, delta: Float[Tensor, " n"]) -> Float[Tensor, ""]:
         """½ δᵀFδ."""
         return (self.damping * delta.square().sum() + self._project(delta).square().sum() / self._m) / 2
+
+    def elements(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """[F⁻¹]_ij = (δ_ij − W_iᵀW_j)/λ of pairs that lie in one block each, counted from the run's start."""
+        K = self._kept_gram(torch.zeros(self.run.stop - self.run.start, dtype=torch.bool, device=rows.device))
+        L = woodbury.factor(K, self._m * self.damping, overwrite=True)
+        out = (rows == columns).double()
+        for block in range(self.run.count):
+            inside = (rows // self.run.length == block).nonzero()[:, 0]
+            for part in inside.split(max(1, self._step // 2)):
+                # Pairs of one group share their weights: each column is whitened once.
+                wanted, places = torch.stack((rows[part], columns[part])).unique(return_inverse=True)
+                W = woodbury.half_solve(L[block], self._pages.gather(wanted + self.run.start).double())
+                out[part] -= (W[:, places[0]] * W[:, places[1]]).sum(0)
+        return out / self.damping
 
     def add_group_costs(
         self, theta: Float[Tensor, " n"], ids: Int[Tensor, " n"], out: Float[Tensor, " groups"]
@@ -172,10 +190,31 @@ class SummedBlocks:
         for piece in self.run.pieces(self._step * self.run.length):
             yield piece, woodbury.primal_inverse(self._fisher[piece.blocks], self.damping)[0]
 
+    def elements(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """[F⁻¹]_ij of pairs that lie in one block each, counted from the run's start."""
+        return _elements(self.run, self.inverses(), rows, columns)
+
     def _damped(self, F: Float[Tensor, "blocks b b"]) -> Float[Tensor, "blocks b b"]:
         F = F.clone()
         F.diagonal(dim1=1, dim2=2).add_(self.damping)
         return F
+
+
+def _elements(
+    run: Run,
+    inverses: Iterator[tuple[Piece, Float[Tensor, "blocks b b"]]],
+    rows: Int[Tensor, " n"],
+    columns: Int[Tensor, " n"],
+) -> Float[Tensor, " n"]:
+    """The elements of pairs, looked up in dense blocks as these come by."""
+    block = rows // run.length
+    order = block.argsort()
+    ends = [0, *torch.bincount(block, minlength=run.count).cumsum(0).tolist()]
+    out = torch.empty(len(rows), dtype=torch.float64, device=rows.device)
+    for piece, inverse in inverses:
+        here = order[ends[piece.first] : ends[piece.last]]
+        out[here] = inverse[block[here] - piece.first, rows[here] % run.length, columns[here] % run.length]
+    return out
 
 
 def _local(run: Run, piece: Piece) -> slice:

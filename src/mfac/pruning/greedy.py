@@ -1,12 +1,15 @@
 """The exact greedy order inside blocks: remove the cheapest weight, move the others, remove the next."""
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 
 def greedy_costs(
-    inverse: Float[Tensor, "blocks b b"], theta: Float[Tensor, "blocks b"], threshold: float
+    inverse: Float[Tensor, "blocks b b"],
+    theta: Float[Tensor, "blocks b"],
+    threshold: float = torch.inf,
+    absent: Bool[Tensor, "blocks b"] | None = None,
 ) -> Float[Tensor, "blocks b"]:
     """What each weight's removal adds to the loss when it comes to it, after those that are cheaper.
 
@@ -18,10 +21,12 @@ def greedy_costs(
         inverse: F⁻¹ of every block.
         theta: its weights.
         threshold: costs above it are not needed; what is not reached is infinite.
+        absent: places of no weight, whose rows and columns of `inverse` are those of the identity; they never go.
     """
     inverse, theta = inverse.clone(), theta.clone()
     costs = torch.full_like(theta, torch.inf)
-    gone = torch.zeros_like(theta, dtype=torch.bool)
+    gone = torch.zeros_like(theta, dtype=torch.bool) if absent is None else absent.clone()
+    theta[gone] = 0
     highest = theta.new_zeros(len(theta))
     beyond = torch.full_like(highest, torch.inf)
     every = torch.arange(len(theta), device=theta.device)
@@ -30,7 +35,8 @@ def greedy_costs(
         single = torch.where(gone, torch.inf, theta.square() / (2 * diagonal))
         least, p = single.min(1)
         highest = torch.maximum(torch.nextafter(highest, beyond), least)
-        costs[every, p] = highest
+        # In a block with nothing left, the minimum is infinite and falls on a weight that has its cost already.
+        costs[every, p] = torch.minimum(costs[every, p], highest)
         if bool((highest > threshold).all()):
             break
         column = inverse[every, :, p]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 
@@ -44,7 +44,21 @@ class NOfM:
         rank = grouped.argsort(-1).argsort(-1)
         room = self._grouped(mask).sum(-1, keepdim=True) - self.kept
         limited = torch.where(rank < room, grouped, torch.inf)
-        return limited.flatten(-2).movedim(-1, 1)
+        return self.ungrouped(limited.flatten(0, -2), mask.shape)
+
+    def positions(self, mask: Tensor, start: int) -> Int[Tensor, "groups size"]:
+        """Where the weights of each group lie in a vector of kept weights, this tensor's beginning at `start`.
+
+        −1 stands for those that are gone.
+        """
+        flat = torch.full((mask.numel(),), -1, device=mask.device)
+        flat[mask.flatten()] = torch.arange(start, start + int(mask.sum()), device=mask.device)
+        return self._grouped(flat.view(mask.shape)).flatten(0, -2)
+
+    def ungrouped(self, values: Float[Tensor, "groups size"], shape: torch.Size) -> Tensor:
+        """One value a weight, by groups, as a tensor of the weights' shape."""
+        moved = (shape[0], *shape[2:], shape[1])
+        return values.reshape(moved).movedim(-1, 1)
 
     def _grouped(self, values: Tensor) -> Tensor:
         return values.movedim(1, -1).unflatten(-1, (-1, self.size))

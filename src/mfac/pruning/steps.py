@@ -76,6 +76,8 @@ class Stepper:
         """{name: which weights go now}."""
         if isinstance(self.pattern, Slices):
             return self._choose_slices(self.pattern, curvature, theta, layout, pools)
+        if isinstance(self.pattern, NOfM):
+            return self._choose_in_groups(self.pattern, curvature, theta, layout, pools)
         if self.order == "greedy":
             assert isinstance(curvature, FisherCurvature)
             # Weights that a floor keeps must not use up what was asked for.
@@ -83,11 +85,23 @@ class Stepper:
             costs = curvature.greedy_scores(theta, count + spare if len(pools) == 1 else None)
         else:
             costs = curvature.scores(theta)
-        by_name = layout.unflatten(costs)
+        return cheapest(layout.unflatten(costs), self.weights.masks, pools, self.floors)
+
+    def _choose_in_groups(
+        self, pattern: NOfM, curvature: Curvature, theta: Tensor, layout: ParameterLayout, pools: Sequence[Pool]
+    ) -> dict[str, Tensor]:
+        """Inside a group the exact order, one weight after the other; among groups the cheapest."""
         masks = self.weights.masks
-        if isinstance(self.pattern, NOfM):
-            by_name = {name: self.pattern.offered(value, masks[name]) for name, value in by_name.items()}
-        return cheapest(by_name, masks, pools, self.floors)
+        if isinstance(curvature, FisherCurvature):
+            positions = [
+                pattern.positions(masks[n], slot.start) for n, slot in zip(layout.names, layout.slots, strict=True)
+            ]
+            parts = curvature.order_in_groups(theta, torch.cat(positions)).split([len(p) for p in positions])
+            costs = {n: pattern.ungrouped(part, masks[n].shape) for n, part in zip(layout.names, parts, strict=True)}
+        else:
+            costs = layout.unflatten(curvature.scores(theta))
+        offered = {name: pattern.offered(value, masks[name]) for name, value in costs.items()}
+        return cheapest(offered, masks, pools, self.floors)
 
     def _choose_slices(
         self, pattern: Slices, curvature: Curvature, theta: Tensor, layout: ParameterLayout, pools: Sequence[Pool]
