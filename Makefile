@@ -5,7 +5,7 @@ READY := .venv/.ready
 # Two workers with one thread each: torch with two threads beside another busy process crawls.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: setup demo test lint bench dist clean
+.PHONY: setup demo test lint docs bench dist clean
 .DEFAULT_GOAL := setup
 
 $(READY): pyproject.toml constraints.txt
@@ -25,6 +25,10 @@ lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(READY)  ## the documentation as a site, build/site/index.html; a warning is an error
+	$(BIN)/mkdocs build --quiet --strict
+	@echo "open build/site/index.html"
 
 bench: $(READY)  ## measure against the paper's algorithms and the machine's limits; writes benchmarks/results
 	$(BIN)/python benchmarks/run.py
