@@ -1,8 +1,6 @@
 """A small pretrained BERT (paraphrase-MiniLM-L3-v2) as it is: sentences, their cosine, and how it agrees with STS-B."""
 
-import csv
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from experiments.data import find
+from mfac.datasets.sentences import Example, load_glue
 
 LENGTH = 32  # tokens of a sentence; longer ones are cut
 
@@ -50,7 +49,7 @@ def load() -> SentencePairs:
 
 def pairs(split: str, batch_size: int, limit: int | None = None) -> list[tuple[tuple[Tensor, ...], Tensor]]:
     """STS-B in batches ((ids, mask, ids, mask), scores from 0 to 1)."""
-    rows = _read(find("glue", "STS-B", f"{split}.tsv"))[:limit]
+    rows = load_glue("stsb", split)[:limit]
     tokenizer = _tokenizer()
     return [_encode(tokenizer, rows[i : i + batch_size]) for i in range(0, len(rows), batch_size)]
 
@@ -70,23 +69,15 @@ def _ranks(values: Tensor) -> Tensor:
     return (last - (counts - 1) / 2)[inverse]
 
 
-def _read(path: Path) -> list[tuple[str, str, float]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        lines = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-        return [(line["sentence1"], line["sentence2"], float(line["score"])) for line in lines]
-
-
 def _tokenizer() -> Any:
     from transformers import BertTokenizer
 
     return BertTokenizer(str(find("minilm-l3", "vocab.txt")), do_lower_case=True)
 
 
-def _encode(tokenizer: Any, rows: list[tuple[str, str, float]]) -> tuple[tuple[Tensor, ...], Tensor]:
+def _encode(tokenizer: Any, rows: list[Example]) -> tuple[tuple[Tensor, ...], Tensor]:
     encoded = []
-    for side in (0, 1):
-        tokens = tokenizer(
-            [row[side] for row in rows], padding=True, truncation=True, max_length=LENGTH, return_tensors="pt"
-        )
+    for side in ([row.first for row in rows], [row.second for row in rows]):
+        tokens = tokenizer(side, padding=True, truncation=True, max_length=LENGTH, return_tensors="pt")
         encoded += [tokens["input_ids"], tokens["attention_mask"]]
-    return tuple(encoded), torch.tensor([row[2] / 5 for row in rows])
+    return tuple(encoded), torch.tensor([row.label / 5 for row in rows])

@@ -1,0 +1,81 @@
+"""A small pretrained BERT (paraphrase-MiniLM-L3-v2) with a fresh head, from the files in the data folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mfac.datasets.folder import MissingData, find
+from mfac.tasks.task import TaskError
+
+STORED_ONLY = ("model_type", "pooler", "stored_dtype", "architectures", "transformers_version", "_name_or_path")
+
+
+def minilm_classifier(labels: int) -> nn.Module:
+    """The encoder under a fresh pooler and classifier, in eval mode, embeddings frozen.
+
+    5.5 of its 17.3 million weights are left to train: a window would hold num_grads copies of the embeddings, nearly
+    all of them zeros.
+
+    Args:
+        labels: of the classifier; 1 for regression.
+
+    Raises:
+        MissingData: the files are not in the data folder.
+        TaskError: transformers is not installed, or the weights are of another network.
+    """
+    transformers = require_transformers()
+    folder = find("minilm-l3", "minilm-l3", "config.json").parent
+    fields = json.loads((folder / "config.json").read_text())
+    kept = {key: value for key, value in fields.items() if key not in STORED_ONLY}
+    config = transformers.BertConfig(**kept, num_labels=labels)
+    model: Any = transformers.BertForSequenceClassification(config)
+    missing, spare = model.bert.load_state_dict(_read_weights(folder), strict=False)
+    lost = [key for key in missing if not key.startswith("pooler.")] + list(spare)
+    if lost:
+        raise TaskError(f"the weights in {folder} do not fit its config.json: {', '.join(lost[:3])} ...")
+    model.bert.embeddings.requires_grad_(False)
+    return model.eval()
+
+
+def tokenizer() -> Any:
+    """Cuts sentences into the 30,522 tokens of uncased BERT.
+
+    Raises:
+        MissingData: the vocabulary is not in the data folder.
+    """
+    return require_transformers().BertTokenizer(vocab=str(find("minilm-l3", "minilm-l3", "vocab.txt")))
+
+
+def require_transformers() -> Any:
+    """The library.
+
+    Raises:
+        TaskError: it is not installed.
+    """
+    try:
+        import transformers
+    except ImportError:
+        raise TaskError("the tasks of GLUE need transformers: pip install 'torch-mfac[transformers]'") from None
+    return transformers
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    """The encoder's tensors in float32: from Hugging Face's model.safetensors, or from an .npz of the same names."""
+    packed = folder / "paraphrase-MiniLM-L3-v2.fp16.npz"
+    if packed.exists():
+        with np.load(packed) as arrays:
+            tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+    elif (folder / "model.safetensors").exists():
+        from safetensors.torch import load_file
+
+        tensors = {name.removeprefix("bert."): value for name, value in load_file(folder / "model.safetensors").items()}
+    else:
+        raise MissingData(
+            f"{folder} has no weights; `mfac data minilm-l3` fetches model.safetensors, or put it there by hand"
+        )
+    left_out = ("pooler.", "embeddings.position_ids", "embeddings.token_type_ids")
+    return {name: value.float() for name, value in tensors.items() if not name.startswith(left_out)}
