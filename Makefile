@@ -5,7 +5,7 @@ READY := .venv/.ready
 # Two workers with one thread each: torch with two threads beside another busy process crawls.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: setup demo test lint docs bench dist clean
+.PHONY: setup demo test lint docs bench experiments-small dist clean
 .DEFAULT_GOAL := setup
 
 $(READY): pyproject.toml constraints.txt
@@ -15,7 +15,7 @@ $(READY): pyproject.toml constraints.txt
 
 setup: $(READY)  ## build .venv with everything that development needs
 
-demo: $(READY)  ## real gradients, exact answers, and a plot: a minute
+demo: $(READY)  ## a network pruned and trained, against the usual ways, and a page: a minute
 	$(BIN)/python -m mfac demo
 
 test: $(READY)  ## the whole test suite
@@ -32,6 +32,9 @@ docs: $(READY)  ## the documentation as a site, build/site/index.html; a warning
 
 bench: $(READY)  ## measure against the paper's algorithms and the machine's limits; writes benchmarks/results
 	$(BIN)/python benchmarks/run.py
+
+experiments-small: $(READY)  ## the paper's tables and figures at a size for two cores; goes on where it was stopped
+	$(TEST_ENV) $(BIN)/python -m experiments run all --size small
 
 dist: $(READY)  ## build the wheel, install it into an empty environment and import it
 	rm -rf dist build

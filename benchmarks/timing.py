@@ -3,15 +3,13 @@
 import datetime
 import gc
 import json
-import os
-import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-import mfac
+from mfac.runs.environment import environment as machine
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -56,22 +54,8 @@ def matmul_rate(m: int, d: int) -> float:
 
 
 def environment() -> dict[str, object]:
-    """What the figures were measured on."""
-    return {
-        "date": datetime.date.today().isoformat(),
-        "mfac": mfac.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "processor": _processor(),
-        "threads": torch.get_num_threads(),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-    }
-
-
-def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    """What the figures were measured on, and when."""
+    return {"date": datetime.date.today().isoformat(), **machine()}
 
 
 def save(name: str, command: str, rows: list[dict[str, object]]) -> None:

@@ -1,12 +1,13 @@
 """Results, saved cell by cell, so that a recipe that was interrupted goes on with the cells that are missing."""
 
+import datetime
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.timing import environment
+from mfac.runs.environment import environment
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -16,9 +17,9 @@ class Ledger:
 
     def __init__(self, name: str, command: str, folder: Path = RESULTS):
         self.path = folder / f"{name}.json"
-        self.record: dict[str, Any] = {"command": command, "environment": environment(), "cells": {}}
-        if self.path.exists():
-            self.record["cells"] = json.loads(self.path.read_text())["cells"]
+        facts = {"date": datetime.date.today().isoformat(), **environment()}
+        self.record: dict[str, Any] = {"command": command, "environment": facts, "cells": {}}
+        self._take_saved()
 
     @property
     def cells(self) -> dict[str, Any]:
@@ -32,7 +33,13 @@ class Ledger:
             self._save()
         return self.cells[key]
 
+    def _take_saved(self) -> None:
+        """Cells of the file, an earlier run's or those of one beside this."""
+        if self.path.exists():
+            self.record["cells"] = json.loads(self.path.read_text())["cells"] | self.cells
+
     def _save(self) -> None:
+        self._take_saved()
         self.path.parent.mkdir(exist_ok=True)
         partial = self.path.with_suffix(".partial")
         partial.write_text(json.dumps(self.record, indent=1) + "\n")

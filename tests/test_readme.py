@@ -20,6 +20,7 @@ def run_code(page):
 def test_the_readme_runs_in_order(capsys):
     names = run_code(ROOT / "README.md")
     assert names["grads"].shape[0] == 64
+    assert names["rows"].shape[0] == 500
     assert names["step"].shape == names["x"].shape
     assert round(names["result"].sparsity, 3) == 0.8
 
