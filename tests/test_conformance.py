@@ -123,6 +123,8 @@ def test_huge_damping_leaves_x_over_damping(build, tmp_path):
 def test_row_order_does_not_matter(build, tmp_path):
     if build is OPERATORS["weighted"]:
         pytest.skip("the weights belong to the rows")
+    if build is OPERATORS["dynamic, top-k rows"]:
+        pytest.skip("what one row leaves out is given to the next")
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     rows, x = mixed(12, 40), torch.randn(40)

@@ -49,7 +49,7 @@ def ready(build, steps, **options):
         ({"damping": float("nan")}, "damping must be"),
         ({"damping": lambda step: -1.0}, "damping must be"),
         ({"normalize": "none"}, "normalize must be 'seen', 'full' or 'sum', not 'none'"),
-        ({"window": torch.int8}, r"rows can be stored in torch.float32, .*, not torch.int8"),
+        ({"window": torch.int32}, r"rows can be stored in torch.float32, .*, not torch.int32"),
         ({"window": "bfloat16"}, "rows can be stored in .*, not 'bfloat16'"),
         ({"update_every": 0}, "update_every must be a positive int, not 0"),
         ({"update_every": True}, "update_every must be a positive int, not True"),

@@ -29,6 +29,7 @@ from mfac.pruning import (
     to_torch_prune,
 )
 from mfac.static import StaticInverseFisher
+from mfac.windows import Int8, TopK
 
 __version__ = "0.1.0.dev0"
 
@@ -38,11 +39,13 @@ __all__ = [
     "FisherBlocks",
     "GradientFile",
     "GradualPruner",
+    "Int8",
     "InverseFisher",
     "MFACPreconditioner",
     "PruningResult",
     "SparsityReport",
     "StaticInverseFisher",
+    "TopK",
     "accumulate_fisher",
     "apply_masks",
     "attach_masks",

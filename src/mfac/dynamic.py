@@ -6,18 +6,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mfac import products
 from mfac.blocks import Run
 from mfac.dual import DualBlocks
 from mfac.inverse_fisher import InverseFisher
-from mfac.memory import available_memory, gib
-from mfac.pages import Pages
 from mfac.precision import SENSITIVITY_LIMIT, Precision, check_precision, float32_holds
 from mfac.sliding import SlidingInverse
 from mfac.static import WIDE_PIECE
+from mfac.windows import SavedRows, Window, as_kind, check_memory, saved_rows
+from mfac.windows import window_bytes as window_bytes  # whoever plans for this operator asks here
 
 Normalize = Literal["seen", "full", "sum"]
-WINDOW_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+ANSWER_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 class NonFiniteGradientError(RuntimeError):
@@ -37,7 +36,7 @@ class DynamicInverseFisher(InverseFisher):
         dtype: of diagonals and elements, and of the rows unless `window` says otherwise.
         device: where the window lives.
         normalize: "seen" divides by the gradients in the window, "full" by m from the start, "sum" by nothing.
-        window: the dtype in which rows are stored; answers are exact for the rows as stored.
+        window: how rows are stored: a dtype, torch.int8 or `Int8`, `TopK`; answers are exact for the rows as stored.
         precision: of products with the window: "float32", "float64", or "auto": float32 where that is safe.
 
     Raises:
@@ -54,7 +53,7 @@ class DynamicInverseFisher(InverseFisher):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
         normalize: Normalize = "seen",
-        window: torch.dtype | None = None,
+        window: Window | None = None,
         precision: Precision = "auto",
     ):
         _check_count("num_grads", num_grads)
@@ -62,13 +61,13 @@ class DynamicInverseFisher(InverseFisher):
         check_precision(precision)
         if normalize not in ("seen", "full", "sum"):
             raise ValueError(f"normalize must be 'seen', 'full' or 'sum', not {normalize!r}")
-        stored = _check_window(dtype if window is None else window)
-        super().__init__(dim, damping, _check_window(dtype), torch.empty(0, device=device).device)
-        _check_memory(num_grads, dim, stored, self.device)
+        kind = as_kind(_check_dtype(dtype) if window is None else window)
+        super().__init__(dim, damping, _check_dtype(dtype), torch.empty(0, device=device).device)
+        check_memory(num_grads, dim, kind, self.device)
         self._capacity = num_grads
         self._normalize = normalize
         self._precision = precision
-        self._G = torch.zeros(num_grads, dim, dtype=stored, device=self.device)
+        self._rows = kind.build(num_grads, dim, self.device)
         self._inverse = SlidingInverse(num_grads, self.device)
         self._updates = 0  # how many rows were ever added by `update`
         self._rough: set[int] = set()  # rows whose products with the others were made in float32
@@ -110,7 +109,7 @@ class DynamicInverseFisher(InverseFisher):
 
     @torch.no_grad()
     def update_and_apply(self, g: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
-        """`update(g)`, then F⁻¹g for the row as stored: k Gᵀ S⁻¹ e, the push-through form.
+        """`update(g)`, then F⁻¹ of the row as stored: k Gᵀ S⁻¹ e, the push-through form.
 
         Raises:
             ValueError, RuntimeError: as for `update`.
@@ -123,7 +122,7 @@ class DynamicInverseFisher(InverseFisher):
         self._inverse.settle()
         dtype = self._update_dtype(g.dtype)
         coefficients = self._inverse.column(k) * self._divisor(self.num_seen)
-        return products.combine(self._rows, coefficients, dtype).to(g.dtype)
+        return self._rows.combine(coefficients, dtype).to(g.dtype)
 
     @torch.no_grad()
     def widen(self, extra: int) -> None:
@@ -134,15 +133,18 @@ class DynamicInverseFisher(InverseFisher):
             MemoryError: the wider window, made beside the present one, is larger than the memory.
         """
         _check_count("extra", extra)
-        _check_memory(self._capacity, self._dim + extra, self._G.dtype, self.device)
-        G = torch.zeros(self._capacity, self._dim + extra, dtype=self._G.dtype, device=self.device)
-        G[:, : self._dim] = self._G
-        self._G, self._dim, self._snapshot = G, self._dim + extra, None
+        check_memory(self._capacity, self._dim + extra, self._rows.kind, self.device)
+        self._rows.widen(extra)
+        self._dim, self._snapshot = self._dim + extra, None
 
     @property
     def rows(self) -> Float[Tensor, "m d"]:
-        """G as stored, rows that were not filled yet being zero; the window's own memory."""
-        return self._G
+        """G as stored, rows that were not filled yet being zero.
+
+        The window's own memory where rows are a matrix, and a float32 matrix made for the purpose where they are
+        compressed.
+        """
+        return self._rows.dense()
 
     @property
     def gram(self) -> Float[Tensor, "n n"]:
@@ -178,7 +180,7 @@ class DynamicInverseFisher(InverseFisher):
             "damping": self.damping,
             "updates": self._updates,
             "num_seen": self.num_seen,
-            "rows": self._G,
+            "rows": self._rows.state(),
             "gram": inverse.K.clone(),
             "inverse": torch.zeros_like(inverse.K) if inverse.inverse is None else inverse.inverse.clone(),
             "inverse_held": inverse.inverse is not None,
@@ -190,20 +192,19 @@ class DynamicInverseFisher(InverseFisher):
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a saved state; rows saved in another dtype are converted, and their products made anew.
+        """Takes over a saved state; rows that were stored otherwise are converted, and their products made anew.
 
-        `rows` may also be a list of tensors: pieces of the columns, side by side.
+        `rows` may also be a list of tensors, pieces of the columns, side by side; or `SavedRows`.
 
         Raises:
-            ValueError: the state is of another window, or its rows are not those its products were made from.
+            ValueError: the state is of another window, its rows are not those its products were made from, or have
+                numbers that this storage cannot hold. Nothing has changed.
         """
         _check_state(state, {"num_grads": self._capacity, "dim": self._dim, "normalize": self._normalize})
-        pieces, n = state["rows"], int(state["num_seen"])
-        pieces = [pieces] if isinstance(pieces, Tensor) else list(pieces)
-        self._check_products([piece[:n] for piece in pieces], state["gram"])
+        saved, n = saved_rows(state["rows"]), int(state["num_seen"])
+        _check_products(saved, state["gram"].diagonal()[:n])
+        converted = self._rows.load(saved, n)
         self._damping = float(state["damping"])
-        for columns, piece in zip(self._G.split([piece.shape[1] for piece in pieces], dim=1), pieces, strict=True):
-            columns.copy_(piece)
         self._updates = int(state["updates"])
         self._rough = set(state["rough"].nonzero().flatten().tolist())
         self._sensitive = bool(state["sensitive"])
@@ -211,13 +212,9 @@ class DynamicInverseFisher(InverseFisher):
         shift = self._divisor(n) * self.damping
         inverse = state["inverse"] if state["inverse_held"] else None
         self._inverse.restore(state["gram"], n, shift, inverse, int(state["age"]), bool(state["factor_held"]))
-        if pieces[0].dtype != self._G.dtype:
+        if converted:
             self._rough = set(range(n))
             self._polish()
-
-    @property
-    def _rows(self) -> Float[Tensor, "n d"]:
-        return self._G[: self.num_seen]
 
     def _divisor(self, seen: int) -> int:
         return {"seen": seen, "full": self._capacity, "sum": 1}[self._normalize]
@@ -225,21 +222,22 @@ class DynamicInverseFisher(InverseFisher):
     def _exchange(self, k: int, g: Float[Tensor, " d"]) -> None:
         """Row k becomes g, or nothing changes; one host sync, where the checks come to the host."""
         self._check_gradient(g)
-        row = g.detach().to(self._G.dtype)
+        stored = self._rows.encode(g.detach())
         n = max(self.num_seen, k + 1)
-        dtype = self._update_dtype(self._G.dtype)
-        column = products.project(self._G[:n], row, dtype)
-        column[k] = torch.linalg.vector_norm(row, dtype=torch.float64).square()
+        dtype = self._update_dtype(self._rows.dtype)
+        column = self._rows.project(n, stored.dense, dtype)
+        column[k] = torch.linalg.vector_norm(stored.dense, dtype=torch.float64).square()
         checks = self._inverse.stage(k, column, self._divisor(n) * self.damping)
         square, drift, sensitivity = checks.tolist()
         if not square < float("inf"):
             self._inverse.rollback()
             raise NonFiniteGradientError(
-                f"the gradient is not finite (its squared norm in {row.dtype} is {square}), and would spoil the window "
-                f"for {self._capacity} updates; the window is as it was: skip this step, or lower the learning rate"
+                f"the gradient is not finite (its squared norm in {self._rows.kind.name} is {square}), and would spoil "
+                f"the window for {self._capacity} updates; the window is as it was: skip this step, or lower the "
+                "learning rate"
             )
         self._inverse.commit(drift, sensitivity)
-        self._G[k] = row
+        self._rows.write(k, stored)
         self._snapshot = None
         if dtype == torch.float32:
             self._rough.add(k)
@@ -267,10 +265,10 @@ class DynamicInverseFisher(InverseFisher):
         """Makes the products of the rough rows anew, in float64."""
         n, K = self.num_seen, self._inverse.K
         if 2 * len(self._rough) > n:
-            K[:n, :n] = products.gram(self._rows, torch.float64)
+            K[:n, :n] = self._rows.gram(n, torch.float64)
         else:
             for k in sorted(self._rough):
-                K[:n, k] = K[k, :n] = products.project(self._rows, self._G[k], torch.float64)
+                K[:n, k] = K[k, :n] = self._rows.project(n, self._rows.row(k), torch.float64)
         self._rough.clear()
         self._snapshot = None
         self._inverse.reset()
@@ -280,7 +278,7 @@ class DynamicInverseFisher(InverseFisher):
         if self._precision != "auto":
             return torch.float64 if self._precision == "float64" else torch.float32
         K, shift = self._inverse.K, self._inverse.shift
-        if torch.float64 not in (self.dtype, self._G.dtype) and float32_holds(K, shift):
+        if torch.float64 not in (self.dtype, self._rows.dtype) and float32_holds(K, shift):
             return torch.float32
         if self._rough:
             self._polish()
@@ -291,8 +289,8 @@ class DynamicInverseFisher(InverseFisher):
             return x / self.damping
         dtype = torch.float64 if x.dtype == torch.float64 else self._exact_dtype()
         self._inverse.settle()
-        a = self._inverse.solve(products.project(self._rows, x, dtype))
-        return (x.to(dtype) - products.combine(self._rows, a, dtype)).div_(self.damping).to(x.dtype)
+        a = self._inverse.solve(self._rows.project(self.num_seen, x, dtype))
+        return (x.to(dtype) - self._rows.combine(a, dtype)).div_(self.damping).to(x.dtype)
 
     def _quadratic_form(self, x: Float[Tensor, "d k"]) -> Float[Tensor, " k"]:
         if self.num_seen == 0:
@@ -322,7 +320,7 @@ class DynamicInverseFisher(InverseFisher):
             weights = torch.full((n,), 1 / self._divisor(n), dtype=torch.float64, device=self.device)
             run, columns = Run(0, self._dim, 1), max(1, WIDE_PIECE // n)
             gram = self._inverse.K[None, :n, :n]
-            pages = Pages(self._rows, self.device)
+            pages = self._rows.pages(n)
             self._snapshot = DualBlocks(run, pages, weights, self.damping, columns, dtype, False, gram)
         return self._snapshot
 
@@ -335,41 +333,27 @@ class DynamicInverseFisher(InverseFisher):
         if g.device != self.device:
             raise ValueError(f"the gradient is on {g.device}, the window on {self.device}; move it with .to(op.device)")
 
-    def _check_products(self, pieces: list[Tensor], gram: Float[Tensor, "m m"]) -> None:
-        squares = sum(torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square().cpu() for rows in pieces)
-        if not torch.allclose(torch.as_tensor(squares), gram.diagonal()[: len(pieces[0])].cpu(), rtol=1e-3, atol=0):
-            raise ValueError(
-                "the saved rows are not those that the saved products were made from: the window went on after "
-                "state_dict(), whose rows are its own memory; save the state, or deep-copy it, before going on"
-            )
-
 
 def _check_count(name: str, value: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} must be a positive int, not {value!r}")
 
 
-def _check_window(dtype: torch.dtype) -> torch.dtype:
-    if dtype not in WINDOW_DTYPES:
-        raise ValueError(f"rows can be stored in {', '.join(map(str, WINDOW_DTYPES))}, not {dtype!r}")
+def _check_dtype(dtype: torch.dtype) -> torch.dtype:
+    if dtype not in ANSWER_DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(map(str, ANSWER_DTYPES))}, not {dtype!r}")
     return dtype
 
 
-def window_bytes(num_grads: int, dim: int, stored: torch.dtype) -> int:
-    """Memory of a window: its rows, and four m x m matrices of float64 (Gram, inverse, its successor, a factor)."""
-    return num_grads * dim * stored.itemsize + 4 * 8 * num_grads**2
-
-
-def _check_memory(num_grads: int, dim: int, stored: torch.dtype, device: torch.device) -> None:
-    needed, available = window_bytes(num_grads, dim, stored), available_memory(device)
-    if available is None or needed <= available:
-        return
-    fits = max(0, int(available / (dim * stored.itemsize + 32 * num_grads)))
-    half = "" if stored.itemsize == 2 else f", or {2 * fits} of them with window=torch.bfloat16"
-    raise MemoryError(
-        f"a window of {num_grads} gradients of {dim} weights in {stored} needs {gib(needed)} on {device} and "
-        f"{gib(available)} are available; num_grads={fits} would fit{half}"
-    )
+def _check_products(saved: SavedRows, squares: Float[Tensor, " n"]) -> None:
+    """Refuses rows whose squared norms are not those on the saved Gram matrix's diagonal."""
+    rows = (saved.row(k) for k in range(len(squares)))
+    found = [torch.linalg.vector_norm(row, dtype=torch.float64).square().cpu() for row in rows]
+    if found and not torch.allclose(torch.stack(found), squares.cpu(), rtol=1e-3, atol=0):
+        raise ValueError(
+            "the saved rows are not those that the saved products were made from: the window went on after "
+            "state_dict(), whose rows are its own memory; save the state, or deep-copy it, before going on"
+        )
 
 
 def _check_state(state: dict[str, Any], expected: dict[str, Any]) -> None:

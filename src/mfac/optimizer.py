@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from mfac.dynamic import Normalize, window_bytes
+from mfac.dynamic import Normalize
 from mfac.layout import ParameterLayout
 from mfac.parameter_window import (
     Damping,
@@ -23,9 +23,11 @@ from mfac.parameter_window import (
     row_dtype,
 )
 from mfac.precision import Precision
+from mfac.windows import Window, window_bytes
 
 GROUP_OPTIONS = {"lr", "momentum", "nesterov", "weight_decay", "decoupled_weight_decay", "maximize"}
 WINDOW_OPTIONS = {"num_grads", "damping", "normalize", "window", "masks", "update_every", "max_step_norm"}
+WINDOW_ENTRIES = {"rows", "columns", "shape", "mask", "window"}  # of a parameter's state, all of them the window's
 
 
 def mfac_update(
@@ -77,7 +79,8 @@ class MFAC(Optimizer):
         decoupled_weight_decay: w ← (1 − lr · weight_decay) w besides, and nothing of it in the window.
         maximize: go uphill.
         normalize: what Σ g gᵀ is divided by: m from the start ("full"), the gradients seen ("seen"), nothing ("sum").
-        window: the dtype in which gradients are stored; None: float32 (float64 where parameters have it).
+        window: how gradients are stored: a dtype, torch.int8 or `Int8`, `TopK`; None: float32 (float64 where parameters
+            have it).
         masks: {parameter: bool tensor}, or {name: ...} with named parameters; True = kept. Only kept coordinates are in
             the window; the others must be zero, and stay so.
         update_every: only every so many gradients enter the window.
@@ -104,7 +107,7 @@ class MFAC(Optimizer):
         decoupled_weight_decay: bool = False,
         maximize: bool = False,
         normalize: Normalize = "full",
-        window: torch.dtype | None = None,
+        window: Window | None = None,
         masks: Mapping[Any, Tensor] | None = None,
         update_every: int = 1,
         max_step_norm: float | None = None,
@@ -219,7 +222,7 @@ class MFAC(Optimizer):
         params: ParamsT,
         num_grads: int = 1024,
         *,
-        window: torch.dtype | None = None,
+        window: Window | None = None,
         masks: Mapping[Any, Tensor] | None = None,
         momentum: float = 0.0,
     ) -> int:
@@ -279,10 +282,10 @@ class MFAC(Optimizer):
     def _take_window(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Loads the window of a saved state, or refuses it; the rest is for torch, which would cast the tensors."""
         window, entries = read_state(state_dict, self.param_groups)
-        rows = {tensor: entry for tensor, entry in entries.items() if "rows" in entry}
+        rows = {tensor: entry for tensor, entry in entries.items() if entry.keys() & {"rows", "columns"}}
         self._window.load_state(window, rows, name_parameters(self.param_groups))
         for tensor, entry in entries.items():
-            entries[tensor] = {key: deepcopy(entry[key]) for key in entry.keys() - {"rows", "mask", "window"}}
+            entries[tensor] = {key: deepcopy(entry[key]) for key in entry.keys() - WINDOW_ENTRIES}
             if "momentum_buffer" in entry:
                 buffer = entry["momentum_buffer"].to(tensor.device, self._window.operator.dtype, copy=True)
                 entries[tensor]["momentum_buffer"] = buffer

@@ -1,5 +1,6 @@
 """A sliding window over the gradients of parameters: gradients in, F⁻¹ times them out, tensor by tensor."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from mfac.dynamic import DynamicInverseFisher, NonFiniteGradientError, Normalize
 from mfac.layout import ParameterLayout
 from mfac.precision import Precision
+from mfac.windows import ChosenColumns, SavedRows, Window, saved_rows
 
 Damping = float | Callable[[int], float]
 NonFinite = Literal["raise", "skip"]
@@ -37,7 +39,7 @@ class ParameterWindow:
         damping: Damping,
         *,
         normalize: Normalize = "full",
-        window: torch.dtype | None = None,
+        window: Window | None = None,
         precision: Precision = "auto",
         device: torch.device | str | None = None,
         update_every: int = 1,
@@ -120,7 +122,8 @@ class ParameterWindow:
         return {
             "gradient_norm": gradient,
             "step_norm": step,
-            "cosine": min(1.0, product / lengths) if lengths else float("nan"),  # F⁻¹ is positive: never below 0
+            # Of F⁻¹g never below 0; a step of rows that are compressed is F⁻¹ of something else than g.
+            "cosine": min(1.0, product / lengths) if lengths else float("nan"),
             "effective_rank": effective_rank(self.operator.gram),
             "num_seen": float(self.operator.num_seen),
             "damping": self.operator.damping,
@@ -128,18 +131,30 @@ class ParameterWindow:
         }
 
     def shared_state(self) -> dict[str, Any]:
-        """The state that belongs to no single parameter."""
+        """The state that belongs to no single parameter; rows too, where they are no matrix that could be cut."""
         state = self.operator.state_dict()
-        del state["rows"], state["dim"]
+        del state["dim"]
+        if isinstance(state["rows"], Tensor):
+            del state["rows"]
         return {**state, "calls": self.calls, "skipped": self.skipped}
 
     def parameter_states(self) -> dict[Tensor, dict[str, Tensor]]:
-        """{parameter: its "rows", [m, *shape] or [m, kept weights], in the window's own memory, and its "mask"}."""
-        columns = self.operator.rows.split(self.layout.sizes, dim=1)
-        states = {}
-        for name, tensor, rows in zip(self.layout.names, self.layout.tensors, columns, strict=True):
-            mask = self.masks.get(name)
-            states[tensor] = {"rows": rows.view(-1, *tensor.shape)} if mask is None else {"rows": rows, "mask": mask}
+        """{parameter: its part of the window, and its "mask"}.
+
+        Its part is its "rows", [m, *shape] or [m, kept weights], in the window's own memory; or, where rows are
+        compressed, its "columns", from and to, and its "shape".
+        """
+        rows, states, start = self.operator.state_dict()["rows"], {}, 0
+        for name, tensor, size in zip(self.layout.names, self.layout.tensors, self.layout.sizes, strict=True):
+            mask, stop = self.masks.get(name), start + size
+            if isinstance(rows, Tensor):
+                part = {
+                    "rows": rows[:, start:stop] if mask is not None else rows[:, start:stop].view(-1, *tensor.shape)
+                }
+            else:
+                part = {"columns": torch.tensor([start, stop]), "shape": torch.tensor(tensor.shape)}
+            states[tensor] = part if mask is None else {**part, "mask": mask}
+            start = stop
         return states
 
     def load_state(
@@ -160,14 +175,28 @@ class ParameterWindow:
                 self._check_state(name, tensor, states[tensor])
         if not states.keys() <= self._covered:
             self.cover({name: tensor for name, tensor in named.items() if tensor in states})
+        rows = self._compressed(shared["rows"], states) if "rows" in shared else self._pieces(shared, states)
+        operator_state = {key: value for key, value in shared.items() if key not in ("calls", "skipped")}
+        self.operator.load_state_dict({**operator_state, "dim": self.layout.dim, "rows": rows})
+        self.calls, self.skipped = int(shared["calls"]), int(shared["skipped"])
+
+    def _pieces(self, shared: Mapping[str, Any], states: Mapping[Tensor, Mapping[str, Tensor]]) -> list[Tensor]:
+        """The saved rows of every parameter, in the order of the layout."""
         dtype = next(iter(states.values()))["rows"].dtype
         pieces = []
         for tensor, size in zip(self.layout.tensors, self.layout.sizes, strict=True):
             nothing = torch.zeros(1, 1, dtype=dtype).expand(int(shared["num_grads"]), size)
             pieces.append(states[tensor]["rows"].flatten(1) if tensor in states else nothing)
-        operator_state = {key: value for key, value in shared.items() if key not in ("calls", "skipped")}
-        self.operator.load_state_dict({**operator_state, "dim": self.layout.dim, "rows": pieces})
-        self.calls, self.skipped = int(shared["calls"]), int(shared["skipped"])
+        return pieces
+
+    def _compressed(self, rows: dict[str, Any], states: Mapping[Tensor, Mapping[str, Tensor]]) -> SavedRows:
+        """The saved rows; as they are where their columns are those of the layout."""
+        saved, spans = saved_rows(rows), []
+        for tensor, size in zip(self.layout.tensors, self.layout.sizes, strict=True):
+            spans.append(tuple(states[tensor]["columns"].tolist()) if tensor in states else size)
+        ends = itertools.accumulate(self.layout.sizes)
+        alike = [(stop - size, stop) for stop, size in zip(ends, self.layout.sizes, strict=True)]
+        return saved if spans == alike else ChosenColumns(saved, spans)
 
     def _lay(self, named: Mapping[str, Tensor]) -> ParameterLayout:
         masks = {name: mask for name, mask in self.masks.items() if name in named}
@@ -178,7 +207,10 @@ class ParameterWindow:
 
     def _check_state(self, name: str, tensor: Tensor, state: Mapping[str, Tensor]) -> None:
         saved, present = state.get("mask"), self.masks.get(name)
-        shape = list(state["rows"].shape[1:] if saved is None else saved.shape)
+        if "columns" in state:
+            shape = state["shape"].tolist()
+        else:
+            shape = list(state["rows"].shape[1:] if saved is None else saved.shape)
         if shape != list(tensor.shape):
             raise ValueError(
                 f"the state has gradients of shape {shape} for {name}, which is {list(tensor.shape)} here; was it "
@@ -300,8 +332,16 @@ def _entry(state: Mapping[Any, Any], place: Any) -> dict[str, Any]:
     """What a state has for one parameter."""
     entry, rest = state.get(place, {}), state.get(str(place), {})
     # torch.distributed.checkpoint gives back what is no tensor under str(place), and leaves the old value where it was.
-    window = {**entry.get("window", {}), **rest.get("window", {})}
-    return {**entry, **rest} | ({"window": window} if window else {})
+    return _merged(entry, rest)
+
+
+def _merged(some: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, the second one's where it is in both, and dicts entry by entry."""
+    both = {**some, **others}
+    for key in some.keys() & others.keys():
+        if isinstance(some[key], Mapping) and isinstance(others[key], Mapping):
+            both[key] = _merged(some[key], others[key])
+    return both
 
 
 def _check_groups(saved: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> None:

@@ -10,6 +10,7 @@ from torch.optim.optimizer import ParamsT
 from mfac.dynamic import Normalize
 from mfac.parameter_window import Damping, NonFinite, ParameterWindow, group_parameters, name_masks, name_parameters
 from mfac.precision import Precision
+from mfac.windows import Window
 
 
 class MFACPreconditioner:
@@ -21,7 +22,8 @@ class MFACPreconditioner:
 
     Args:
         params: parameters, named parameters or groups of them; those without `requires_grad` are left out.
-        num_grads, damping, normalize, window, masks, update_every, nonfinite, precision, device: as for `MFAC`.
+
+    All other arguments are those of `MFAC`.
 
     Raises:
         ValueError: an argument out of its range, or a mask that does not fit.
@@ -35,7 +37,7 @@ class MFACPreconditioner:
         damping: Damping = 1e-5,
         *,
         normalize: Normalize = "full",
-        window: torch.dtype | None = None,
+        window: Window | None = None,
         masks: Mapping[Any, Tensor] | None = None,
         update_every: int = 1,
         nonfinite: NonFinite = "raise",

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 TILE = 1 << 20  # numbers in a converted tile: 8 MiB in float64
-TILE_COLUMNS = 1 << 15  # long enough for whole cache lines, short enough for many rows
+TILE_COLUMNS = 1 << 16  # long enough to read memory in order, short enough for many rows
 GRAM_COLUMNS = 1 << 14  # a Gram matrix sums over its columns, and likes them long
 WHITEN_COLUMNS = 1 << 12  # whitened columns go out again, and should not leave the cache before they are squared
 # Row blocks of symmetric and triangular products, whose upper halves are never computed.
@@ -44,8 +44,9 @@ def combine(G: Float[Tensor, "*blocks m d"], a: Float[Tensor, "..."], dtype: tor
     if G.dtype == dtype:
         return G.T @ a
     out = torch.zeros(G.shape[1], *a.shape[1:], dtype=dtype, device=G.device)
+    into = torch.addmv if a.ndim == 1 else torch.addmm
     for rows, columns, tile in _tiles(G, dtype):
-        out[columns] += tile.T @ a[rows]
+        into(out[columns], tile.T, a[rows], out=out[columns])
     return out
 
 

@@ -1,0 +1,142 @@
+"""Storages of the window: bytes and the time of a step, as ratios to float32 in one run.
+
+    python benchmarks/bench_windows.py                 # 270,000 weights and those of BERT-tiny: 7 GiB, some minutes
+    python benchmarks/bench_windows.py --small         # 270,000 weights only: 3 GiB
+
+With one thread the clock is the processor time of the process, which a busy machine disturbs least; with more it is the
+wall's. A window is filled without the passes that filling costs: with a few rows over and over, and a Gram matrix that
+has only their squared norms. The time of a step depends on neither; its answer would.
+"""
+
+import argparse
+import gc
+import time
+
+import torch
+from torch import nn
+
+import mfac
+from mfac.windows import window_bytes
+from timing import save, show
+
+RESNET20, BERT_TINY, M = 270_000, 4_386_178, 1024
+STORAGES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.int8,
+    "int8, blocks of 1024": mfac.Int8(block=1024),
+    "int8, stochastic": mfac.Int8(stochastic=True),
+    "top-k 1 %": mfac.TopK(0.01),
+    "top-k 1 % in float32": mfac.TopK(0.01, dtype=torch.float32),
+}
+LARGE = ("bfloat16", "int8", "top-k 1 %")
+clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+
+
+class Gradients:
+    """Rows of independent directions and norm 1, as many as are wanted, from one draw."""
+
+    def __init__(self, dim):
+        base = torch.randn(dim, generator=torch.Generator().manual_seed(0))
+        self.base, self.turn = base / base.norm(), 0
+
+    def next(self):
+        self.turn += 1
+        return self.base.roll(9973 * self.turn)
+
+
+def filled(window, m, dim):
+    """An operator whose window is full, and what gives it gradients."""
+    op, gradients = mfac.DynamicInverseFisher(m, dim, 1e-3, normalize="full", window=window), Gradients(dim)
+    some = [op._rows.encode(gradients.next()) for _ in range(8)]
+    for k in range(m):
+        op._rows.write(k, some[k % 8])
+    squares = torch.stack([stored.dense.double().square().sum() for stored in some])
+    op._inverse.restore(squares.repeat(m)[:m].diag(), m, m * 1e-3, None, 0, False)
+    op._updates = m
+    op.update_and_apply(gradients.next())  # makes the inverse
+    return op, gradients
+
+
+def best_times(operators, rounds=12):
+    """The best time of a step of each; they take turns."""
+    best = dict.fromkeys(operators, float("inf"))
+    gc.collect()
+    for _ in range(rounds):
+        for name, (op, gradients) in operators.items():
+            g = gradients.next()
+            began = clock()
+            op.update_and_apply(g)
+            best[name] = min(best[name], clock() - began)
+    return best
+
+
+def row_of(name, m, dim, seconds, whole):
+    needed, dense = (window_bytes(m, dim, kind) - 32 * m**2 for kind in (STORAGES[name], torch.float32))
+    row = {"what": "step", "d": dim, "m": m, "storage": name, "bytes": needed, "bytes_of_float32": needed / dense}
+    return {**row, "step_s": seconds, "time_of_float32": seconds / whole if whole else None}
+
+
+def side_by_side(dim, m, names):
+    operators = {name: filled(STORAGES[name], m, dim) for name in ("float32", *names)}
+    times = best_times(operators)
+    return [row_of(name, m, dim, seconds, times["float32"]) for name, seconds in times.items()]
+
+
+def alone(dim, m, name):
+    """Where float32 does not fit beside it, or at all."""
+    seconds = best_times({name: filled(STORAGES[name], m, dim)}, 4)[name]
+    return row_of(name, m, dim, seconds, None)
+
+
+def bert_tiny():
+    """BERT-tiny with random weights: hidden 128, two layers, a vocabulary of 30,522, two classes."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    config = BertConfig(
+        hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=512, vocab_size=30_522
+    )
+    torch.manual_seed(0)
+    return BertForSequenceClassification(config)
+
+
+def training_step(name, m=M):
+    """A whole step of BERT-tiny with a window of m gradients, into an empty one: that it fits and moves."""
+    model = bert_tiny()
+    before = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+    optimizer = mfac.MFAC(model.parameters(), 0.5, m, 0.05, normalize="sum", window=STORAGES[name])
+    ids, labels = torch.randint(0, 30_522, (8, 32)), torch.randint(0, 2, (8,))
+    nn.functional.cross_entropy(model(ids).logits, labels).backward()
+    began = clock()
+    optimizer.step()
+    elapsed = clock() - began
+    moved = torch.nn.utils.parameters_to_vector(model.parameters()).detach() - before
+    return {
+        "what": "first step of BERT-tiny", "d": len(before), "m": m, "storage": name,
+        "bytes": mfac.MFAC.memory_needed(model.parameters(), m, window=STORAGES[name]), "step_s": elapsed,
+        "weights_moved": int(moved.count_nonzero()),
+    }  # fmt: skip
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="270,000 weights only; nothing is saved")
+    small = parser.parse_args().small
+    rows = side_by_side(RESNET20, M, [name for name in STORAGES if name != "float32"])
+    for row in rows:
+        show(row)
+    if small:
+        return
+    for name in LARGE:  # in pairs: float32 takes 4.2 GiB of the 8 that are meant to be enough
+        rows += side_by_side(BERT_TINY, 256, [name])
+        show(rows[-1])
+    for name in ("int8", "top-k 1 %"):
+        rows += [alone(BERT_TINY, M, name), training_step(name)]
+        show(rows[-2])
+        show(rows[-1])
+    save("windows", "python benchmarks/bench_windows.py", rows)
+
+
+if __name__ == "__main__":
+    main()

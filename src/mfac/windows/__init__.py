@@ -1,0 +1,18 @@
+"""How the rows of a window are stored: plain dtypes, int8 with scales, or the largest entries with error feedback."""
+
+from mfac.windows.choice import Window, as_kind, check_memory, saved_rows, window_bytes
+from mfac.windows.int8 import Int8
+from mfac.windows.rows import ChosenColumns, SavedRows
+from mfac.windows.topk import TopK
+
+__all__ = [
+    "ChosenColumns",
+    "Int8",
+    "SavedRows",
+    "TopK",
+    "Window",
+    "as_kind",
+    "check_memory",
+    "saved_rows",
+    "window_bytes",
+]
