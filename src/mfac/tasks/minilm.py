@@ -1,4 +1,4 @@
-"""A small pretrained BERT (paraphrase-MiniLM-L3-v2) with a fresh head, from the files in the data folder."""
+"""A small pretrained BERT (paraphrase-MiniLM-L3-v2), from the files in the data folder."""
 
 import json
 from pathlib import Path
@@ -20,25 +20,41 @@ def minilm_classifier(labels: int) -> nn.Module:
     5.5 of its 17.3 million weights are left to train: a window would hold num_grads copies of the embeddings, nearly
     all of them zeros.
 
-    Args:
-        labels: of the classifier; 1 for regression.
-
     Raises:
         MissingData: the files are not in the data folder.
         TaskError: transformers is not installed, or the weights are of another network.
     """
     transformers = require_transformers()
+    model: Any = transformers.BertForSequenceClassification(_config(num_labels=labels))
+    _load(model.bert)
+    return model.eval()
+
+
+def minilm_encoder() -> nn.Module:
+    """The encoder alone, as it was trained, embeddings frozen.
+
+    Raises:
+        MissingData, TaskError: as `minilm_classifier` does.
+    """
+    encoder: nn.Module = require_transformers().BertModel(_config(), add_pooling_layer=False)
+    _load(encoder)
+    return encoder
+
+
+def _config(**more: Any) -> Any:
+    transformers = require_transformers()
+    fields = json.loads(find("minilm-l3", "minilm-l3", "config.json").read_text())
+    return transformers.BertConfig(**{key: value for key, value in fields.items() if key not in STORED_ONLY}, **more)
+
+
+def _load(encoder: Any) -> None:
+    """The weights into the encoder; what the network has besides, it must have fresh by right."""
     folder = find("minilm-l3", "minilm-l3", "config.json").parent
-    fields = json.loads((folder / "config.json").read_text())
-    kept = {key: value for key, value in fields.items() if key not in STORED_ONLY}
-    config = transformers.BertConfig(**kept, num_labels=labels)
-    model: Any = transformers.BertForSequenceClassification(config)
-    missing, spare = model.bert.load_state_dict(_read_weights(folder), strict=False)
+    missing, spare = encoder.load_state_dict(_read_weights(folder), strict=False)
     lost = [key for key in missing if not key.startswith("pooler.")] + list(spare)
     if lost:
         raise TaskError(f"the weights in {folder} do not fit its config.json: {', '.join(lost[:3])} ...")
-    model.bert.embeddings.requires_grad_(False)
-    return model.eval()
+    encoder.embeddings.requires_grad_(False)
 
 
 def tokenizer() -> Any:
