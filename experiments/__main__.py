@@ -1,0 +1,109 @@
+"""Every table and figure of the paper by one command.
+
+python -m experiments list                                # what there is, and what was run
+python -m experiments run table2                          # at a size for two cores, 20 minutes at most
+python -m experiments run all                             # all of them, one after the other; what is done is skipped
+python -m experiments run table3 --size full --images IMAGENET --checkpoint resnet50.pt
+python -m experiments plot table2                         # the picture and the table of what was measured
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+from experiments.ledger import RESULTS, Ledger
+from experiments.recipe import SIZES, SMOKE, Request
+from experiments.recipes import RECIPES
+
+
+def main(argv: list[str] | None = None) -> None:
+    arguments = parse(argv)
+    if arguments.what == "list":
+        show()
+        return
+    request = Request(
+        arguments.size,
+        arguments.folder or (SMOKE if arguments.size == "smoke" else RESULTS),
+        getattr(arguments, "only", ""),
+        getattr(arguments, "images", None),
+        getattr(arguments, "checkpoint", None),
+    )
+    if arguments.what == "plot":
+        print(RECIPES[arguments.recipe].plot(request))
+    elif arguments.recipe == "all":
+        run_all(request)
+    else:
+        run_one(arguments.recipe, request)
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    verbs = parser.add_subparsers(dest="what", required=True)
+    verbs.add_parser("list", help="what there is, and what was run")
+    run, plot = (
+        verbs.add_parser("run", help="do it; goes on where it was stopped"),
+        verbs.add_parser("plot", help="draw"),
+    )
+    run.add_argument("recipe", choices=[*RECIPES, "all"])
+    plot.add_argument("recipe", choices=list(RECIPES))
+    for verb in (run, plot):
+        verb.add_argument("--size", choices=SIZES, default="small")
+        verb.add_argument("--folder", type=Path, help="of the results; default: experiments/results")
+    run.add_argument("--only", default="", help="rows with this in their name: two processes can share the work")
+    run.add_argument("--images", type=Path, help="ImageNet: a folder with train/CLASS and val/CLASS")
+    run.add_argument("--checkpoint", type=Path, help="of a trained model, for sizes that start from one")
+    return parser.parse_args(argv)
+
+
+def finished(request: Request) -> Ledger:
+    """Which recipes came to their end at a size, with command, environment and seconds."""
+    request.folder.mkdir(parents=True, exist_ok=True)
+    return Ledger(f"runs_{request.size}", f"python -m experiments run all --size {request.size}", request.folder)
+
+
+def run_one(name: str, request: Request) -> None:
+    """One recipe and its plot; noted as finished if all of it was asked for."""
+    began = time.perf_counter()
+    RECIPES[name].run(request)
+    if request.only:
+        return
+    seconds = round(time.perf_counter() - began, 1)
+    ledger = finished(request)
+    ledger.cells.pop(name, None)
+    command = f"python -m experiments run {name} --size {request.size}"
+    ledger.cell(name, lambda: {"command": command, "environment": ledger.record["environment"],
+                               "seconds_of_the_last_start": seconds})  # fmt: skip
+    print(f"{name}: {RECIPES[name].plot(request)}, {seconds:.0f} s", flush=True)
+
+
+def run_all(request: Request) -> None:
+    """One after the other; what has finished before is skipped, and a failure does not stop the others."""
+    began = time.perf_counter()
+    failed = []
+    for number, (name, recipe) in enumerate(RECIPES.items(), 1):
+        place = f"{number} of {len(RECIPES)}: {name}"
+        if name in finished(request).cells:
+            print(f"{place}, done before", flush=True)
+            continue
+        spent = (time.perf_counter() - began) / 60
+        print(f"{place}, {recipe.title}; {spent:.0f} minutes so far, about {recipe.minutes} for this", flush=True)
+        try:
+            run_one(name, request)
+        except Exception as error:  # the others are worth having
+            failed.append(name)
+            print(f"{place} failed: {type(error).__name__}: {error}", flush=True)
+    print(f"{(time.perf_counter() - began) / 60:.0f} minutes in all", flush=True)
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}; start again to go on with them")
+
+
+def show() -> None:
+    for name, recipe in RECIPES.items():
+        sizes = [size for size in ("small", "full") if name in finished(Request(size)).cells]
+        print(f"{name:18} {recipe.title}; small: {recipe.minutes} min; run here: {', '.join(sizes) or 'not yet'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""K-FAC as an optimizer (Martens and Grosse, 2015; convolutions: Grosse and Martens, 2016).
+
+The Fisher matrix of a layer is S ⊗ A: A of the layer's inputs (a one appended where there is a bias), S of the
+gradients at its outputs. Other parameters (batch norm, embeddings) take plain gradient steps.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim.optimizer import Optimizer
+
+Layer = nn.Linear | nn.Conv2d
+
+
+def input_factor(layer: Layer, x: Tensor) -> Tensor:
+    """A = (1/n) Σ a aᵀ over n samples and all positions; a is what a row of the weight is multiplied with."""
+    if isinstance(layer, nn.Linear):
+        rows = x.reshape(-1, x.shape[-1])
+    else:
+        patches = F.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+        rows = patches.transpose(1, 2).flatten(0, 1)
+    if layer.bias is not None:
+        rows = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
+    return rows.T @ rows / len(x)
+
+
+def output_factor(layer: Layer, gradient: Tensor) -> Tensor:
+    """S: the mean over samples and positions of g gᵀ; `gradient` is that of a loss averaged over n samples."""
+    rows = gradient if isinstance(layer, nn.Linear) else gradient.movedim(1, -1)
+    rows = rows.reshape(-1, rows.shape[-1]) * len(gradient)
+    return rows.T @ rows / len(rows)
+
+
+def damped_factors(S: Tensor, A: Tensor, damping: float, balance: bool = True) -> tuple[Tensor, Tensor]:
+    """S + √λ/π I and A + π√λ I; π² is the ratio of the mean diagonals, or 1 without `balance`."""
+    pi = torch.ones((), dtype=A.dtype, device=A.device)
+    if balance:
+        tiny = torch.finfo(A.dtype).tiny  # a layer that no gradient reaches has S = 0
+        pi = ((A.diagonal().mean() + tiny) / (S.diagonal().mean() + tiny)).sqrt().clamp(1e-6, 1e6)
+    root = damping**0.5
+    return S + torch.eye(len(S)).to(S) * (root / pi), A + torch.eye(len(A)).to(A) * (root * pi)
+
+
+def kfac_step(S: Tensor, A: Tensor, gradient: Tensor, damping: float) -> Tensor:
+    """(S ⊗ A)⁻¹ g with the damping split over the factors: S⁻¹ G A⁻¹ for G [out, in] (the bias as last column)."""
+    S, A = damped_factors(S.double(), A.double(), damping)
+    left = torch.cholesky_solve(gradient.double(), torch.linalg.cholesky(S))
+    return torch.cholesky_solve(left.T, torch.linalg.cholesky(A)).T.to(gradient.dtype)
+
+
+class KFAC(Optimizer):
+    """w ← w − lr v, v ← μ v + (S ⊗ A)⁻¹ g, layer by layer; the steps are shortened to a trust region.
+
+    Factors are exponential averages over batches, taken in the passes of training, and inverted in every step.
+    Gradients of the labels in the data stand for those of labels drawn from the model (the empirical Fisher).
+
+    Args:
+        model: its linear and convolution layers (without groups) are preconditioned, all other parameters are not.
+        lr: learning rate.
+        damping: λ.
+        momentum: μ.
+        decay: of the averages of the factors.
+        weight_decay: added to the gradient.
+        clip: the bound on lr² Σ v·g of a step, over all layers; None: no bound.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 0.1,
+        damping: float = 0.2,
+        *,
+        momentum: float = 0.9,
+        decay: float = 0.95,
+        weight_decay: float = 0.0,
+        clip: float | None = 1e-3,
+    ):
+        defaults = {"lr": lr, "damping": damping, "momentum": momentum, "decay": decay, "weight_decay": weight_decay,
+                    "clip": clip}  # fmt: skip
+        super().__init__(list(model.parameters()), defaults)
+        self.layers = [m for m in model.modules() if isinstance(m, nn.Linear) or _is_plain(m)]
+        if not self.layers:
+            raise ValueError("the model has no linear layer and no convolution without groups for K-FAC to work on")
+        self._handles = [layer.register_forward_hook(self._watch) for layer in self.layers]
+
+    def close(self) -> None:
+        """Takes the hooks off the model."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _watch(self, layer: Layer, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+        """Averages the factors of a layer while it trains."""
+        if not (layer.training and output.requires_grad):
+            return
+        inputs = arguments[0].detach()
+        output.register_hook(lambda gradient: self._take(layer, inputs, gradient.detach()))
+
+    @torch.no_grad()
+    def _take(self, layer: Layer, inputs: Tensor, gradient: Tensor) -> None:
+        for name, factor in (("A", input_factor(layer, inputs)), ("S", output_factor(layer, gradient))):
+            state = self.state[layer.weight]
+            if name in state:
+                state[name].lerp_(factor, 1 - self.param_groups[0]["decay"])
+            else:
+                state[name] = factor
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One step with the gradients in `.grad` and the factors seen so far."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        group = self.param_groups[0]
+        gradients = {p: p.grad + group["weight_decay"] * p for p in group["params"] if p.grad is not None}
+        steps = dict(gradients)
+        for layer in self.layers:
+            if layer.weight in gradients and "S" in self.state[layer.weight]:
+                steps.update(self._precondition(layer, gradients, group["damping"]))
+        size = sum(float((steps[p] * gradients[p]).sum()) for p in steps)
+        scale = 1.0 if group["clip"] is None else min(1.0, (group["clip"] / max(group["lr"] ** 2 * size, 1e-30)) ** 0.5)
+        for p, step in steps.items():
+            buffer = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+            buffer.mul_(group["momentum"]).add_(step, alpha=scale)
+            p.sub_(buffer, alpha=group["lr"])
+        return loss
+
+    def _precondition(self, layer: Layer, gradients: dict[Tensor, Tensor], damping: float) -> dict[Tensor, Tensor]:
+        """{weight: step, bias: step} of a layer."""
+        state: dict[str, Any] = self.state[layer.weight]
+        matrix = gradients[layer.weight].flatten(1)
+        if layer.bias is None:
+            return {layer.weight: kfac_step(state["S"], state["A"], matrix, damping).view_as(layer.weight)}
+        matrix = torch.cat([matrix, gradients[layer.bias][:, None]], 1)
+        step = kfac_step(state["S"], state["A"], matrix, damping)
+        return {layer.weight: step[:, :-1].reshape(layer.weight.shape), layer.bias: step[:, -1].clone()}
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """A convolution without groups, padded with zeros by a given number of pixels."""
+    plain = isinstance(module, nn.Conv2d) and module.groups == 1 and module.padding_mode == "zeros"
+    return plain and not isinstance(module.padding, str)

@@ -1,0 +1,153 @@
+"""Figure: how close the sliding window's direction is to that of fresh gradients, in the course of training.
+
+ResNet20 is trained by M-FAC on CIFAR-10; every so many steps, F⁻¹g of the window (whose gradients are up to m steps
+old) is compared with F⁻¹g of m gradients taken at the present weights, and that with another m. The gradients have the
+weight decay in them, and are taken on copies of the model in training mode, as the window's are.
+
+Small: windows of 64 and 128 gradients, 384 steps, six comparisons each: 10 minutes on one core. Full has the paper's
+512 and 64,000 steps.
+"""
+
+import copy
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import mfac
+from experiments import data, drawing
+from experiments.cifar_images import cifar10
+from experiments.recipe import Recipe, Request, Results
+from experiments.resnet import ResNet
+from experiments.training import cross_entropy, drops
+from mfac.layout import ParameterLayout
+
+LR, DAMPING, DECAY, PAPER_WINDOW = 1e-3, 1e-5, 3e-3, 512
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long, how often, how large a window."""
+
+    windows: tuple[int, ...]
+    steps: int
+    every: int
+    batch_size: int = 128
+
+
+SIZES = {
+    "full": Settings((512,), 63_960, 512),
+    "small": Settings((64, 128), 384, 64),
+    "smoke": Settings((4,), 8, 4, batch_size=8),
+}
+
+
+def run(request: Request) -> None:
+    results, settings = Results("cosine_similarity", request), SIZES[request.size]
+    results.settings(**vars(settings), lr=LR, damping=DAMPING, weight_decay=DECAY)
+    for m in settings.windows:
+        if request.wants(f"m = {m}"):
+            results.cell(f"m = {m}", lambda m=m: compared(m, settings, 8 if request.size == "smoke" else 20))
+
+
+def compared(m: int, settings: Settings, depth: int) -> dict[str, Any]:
+    """Trains, and stops every so often to compare.
+
+    In the units of the sum over the window, with the paper's learning rate and damping at m = 512 for every m.
+    """
+    torch.manual_seed(1)
+    images = cifar10("train")
+    batches = endless(data.ImageBatches(*images, settings.batch_size, data.CIFAR10, seed=1, augment=True))
+    fresh = endless(data.ImageBatches(*images, settings.batch_size, data.CIFAR10, seed=2, augment=True))
+    model = ResNet(depth, projection=False).to(memory_format=torch.channels_last)
+    damping = DAMPING * PAPER_WINDOW
+    optimizer = mfac.MFAC(model.named_parameters(), LR * PAPER_WINDOW, m, damping, weight_decay=DECAY, normalize="sum")
+    factor = drops(0.5, 0.75)
+    rows, losses = [], []
+    for t, batch in enumerate(itertools.islice(batches, settings.steps), 1):
+        for group in optimizer.param_groups:
+            group["lr"] = LR * PAPER_WINDOW * factor((t - 1) / settings.steps)
+        model.train()
+        optimizer.zero_grad()
+        loss = cross_entropy(model, batch)
+        loss.backward()
+        losses.append(round(loss.item(), 5))
+        before = copy.deepcopy(model) if t % settings.every == 0 else None
+        gradient = flat_gradient(model)
+        optimizer.step()
+        if before is not None:
+            seen = optimizer._window.operator.num_seen
+            rows.append(
+                {"step": t, "loss": losses[-1], "window": seen, **similarities(optimizer, before, gradient, m, fresh)}
+            )
+            print(f"  {rows[-1]}", flush=True)
+    return {"rows": rows, "losses": losses}
+
+
+def similarities(
+    optimizer: mfac.MFAC, model: nn.Module, gradient: Tensor, m: int, fresh: Iterator[Any]
+) -> dict[str, float]:
+    """Cosines between the directions of the window, of m fresh gradients, of m more, and of the gradient itself."""
+    operator = optimizer._window.operator
+    window = operator @ gradient
+    # The window has the damping of a sum of gradients, the static operator that of their mean.
+    damping = operator.damping / m
+    static = [mfac.StaticInverseFisher(fresh_rows(model, m, fresh), damping) @ gradient for _ in range(2)]
+    pairs = {
+        "dynamic-static": (window, static[0]),
+        "static-static": (static[0], static[1]),
+        "dynamic-gradient": (window, gradient),
+        "static-gradient": (static[0], gradient),
+    }
+    return {name: round(float(F.cosine_similarity(a, b, 0)), 5) for name, (a, b) in pairs.items()}
+
+
+def fresh_rows(model: nn.Module, m: int, batches: Iterator[Any]) -> Tensor:
+    """m gradients with weight decay at the model's weights, in training mode; statistics of batch norm are thrown away.
+
+    Not by `collect_gradients`, which takes them in evaluation mode.
+    """
+    model = copy.deepcopy(model).train()
+    rows = []
+    for batch in itertools.islice(batches, m):
+        model.zero_grad()
+        cross_entropy(model, batch).backward()
+        rows.append(flat_gradient(model))
+    return torch.stack(rows)
+
+
+def flat_gradient(model: nn.Module) -> Tensor:
+    """What enters the window: the gradient plus the decay, in the order of the parameters."""
+    layout = ParameterLayout.of_tensors(dict(model.named_parameters()))
+    row = torch.empty(layout.dim)
+    layout.flatten([p.grad + DECAY * p.detach() for p in model.parameters()], row)
+    return row
+
+
+def endless(batches: data.ImageBatches) -> Iterator[Any]:
+    """Pass after pass."""
+    return itertools.chain.from_iterable(itertools.repeat(batches))
+
+
+def plot(request: Request) -> Path:
+    results = Results("cosine_similarity", request)
+    curves = {}
+    for key, cell in results.cells.items():
+        for pair in ("dynamic-static", "static-static"):
+            points = [(row["step"], row[pair]) for row in cell["rows"]]
+            curves[f"{pair}, {key}"] = tuple(map(list, zip(*points, strict=True)))
+        print(key, *cell["rows"], sep="\n  ")
+    return drawing.lines(
+        results.picture(), curves, x="step", y="cosine of two directions F⁻¹g",
+        title="ResNet20 on CIFAR-10: the sliding window against fresh gradients",
+    )  # fmt: skip
+
+
+RECIPE = Recipe(
+    "cosine_similarity", "the window's direction against fresh estimates (figure of the appendix)", run, plot, 10
+)

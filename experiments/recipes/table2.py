@@ -1,0 +1,254 @@
+"""Table 2: seconds of a pruning step, M-FAC against WoodFisher, over block size and number of gradients.
+
+A step here is the linear algebra of it: the inverse, its diagonal (the scores) and one product (the update), in
+float32, on one thread. On ResNet20 the gradients are real; for matrices of the sizes of MobileNetV1 and ResNet50 they
+are drawn at random, since times do not depend on their values. Where the whole does not fit into 3 GiB, or takes too
+long, a slice is timed and scaled, and the cell says so: blocks are independent of each other (as many as there are),
+WoodFisher's steps are all alike (as many as there are gradients), and the full matrix of M-FAC costs what two slices
+say, in a straight line. Memory is computed: WoodFisher keeps B numbers a weight, M-FAC the m gradients and the factors
+of its m x m (or B x B) matrices. "OOM" is more than the 512 GB of the paper's machine.
+
+Small: 4 minutes on one core.
+"""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import mfac
+from experiments import data, drawing
+from experiments.cifar_images import cifar10, untrained_resnet8
+from experiments.rank_one import rank_one_steps
+from experiments.recipe import Recipe, Request, Results
+from experiments.resnet import mfac_resnet20
+from mfac.blocks import block_runs
+
+DAMPING = 1e-5
+PAPER_MEMORY = 512e9
+ROWS_LIMIT = 3 * 2**30  # bytes of gradients that are made at once
+# (model, block size or None for the full matrix, gradients): the minutes of the paper, WoodFisher's and M-FAC's.
+PAPER: dict[tuple[str, int | None, int], tuple[float | None, float]] = {
+    ("MobileNetV1", 10_000, 400): (60.0, 0.5),
+    ("MobileNetV1", 10_000, 4000): (None, 8.7),
+    ("MobileNetV1", None, 1000): (None, 1.2),
+    ("ResNet50", 2000, 400): (35.0, 2.5),
+    ("ResNet50", 10_000, 1000): (None, 14.0),
+    ("ResNet50", None, 512): (None, 4.7),
+}
+RESNET20: tuple[tuple[int | None, int], ...] = ((128, 64), (128, 400), (2000, 400), (10_000, 400), (None, 400))
+# Weights of two and more dimensions, which are pruned: the counts of all weights without batch norm and biases.
+WEIGHTS = {"MobileNetV1": 4_209_088, "ResNet50": 25_502_912}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How much is timed.
+
+    Args:
+        slice_bytes: of gradients in a slice.
+        woodfisher_seconds: after which its recursion is cut, and scaled.
+        limit: columns at most of every matrix, for trying things out.
+        rows: at most of every matrix, likewise.
+    """
+
+    slice_bytes: int = 160 * 2**20
+    woodfisher_seconds: float = 5.0
+    limit: int | None = None
+    rows: int | None = None
+
+
+SIZES = {
+    "full": Settings(slice_bytes=2 * 2**30, woodfisher_seconds=600.0),
+    "small": Settings(),
+    "smoke": Settings(slice_bytes=2**20, woodfisher_seconds=0.05, limit=3000, rows=12),
+}
+
+
+def run(request: Request) -> None:
+    results, settings = Results("table2", request), SIZES[request.size]
+    results.settings(damping=DAMPING, slice_bytes=settings.slice_bytes,
+                     woodfisher_seconds=settings.woodfisher_seconds, threads=1)  # fmt: skip
+    for (model, block, m), minutes in PAPER.items():
+        key = name(model, block, m)
+        if request.wants(key):
+            results.cell(key, lambda a=(model, block, m, minutes): drawn_at_random(*a, settings))
+    for block, m in RESNET20:
+        key = name("ResNet20", block, m)
+        if request.wants(key):
+            results.cell(key, lambda a=(block, m): with_real_gradients(*a, settings))
+
+
+def name(model: str, block: int | None, m: int) -> str:
+    return f"{model}, blocks of {block or 'all'}, {m} gradients"
+
+
+def drawn_at_random(
+    model: str, block: int | None, m: int, minutes: tuple[float | None, float], settings: Settings
+) -> dict[str, Any]:
+    """A row with random gradients."""
+    d = min(WEIGHTS[model], settings.limit or WEIGHTS[model])
+    m, block = min(m, settings.rows or m), None if block is None else min(block, d)
+
+    def columns(count: int) -> Tensor:
+        G = torch.randn(m, count, generator=torch.Generator().manual_seed(0))
+        return G.div_(G.norm(dim=1, keepdim=True))
+
+    cell = measured(columns, d, block, m, None, settings)
+    theirs, ours = minutes
+    return cell | {
+        "gradients": "random",
+        "paper_minutes": {"WoodFisher": theirs, "M-FAC": ours},
+        "paper_ratio": None if theirs is None else theirs / ours,
+    }
+
+
+def with_real_gradients(block: int | None, m: int, settings: Settings) -> dict[str, Any]:
+    """A row of ResNet20 with gradients of 16 training images each; the tensors' borders are blocks' borders too."""
+    model = mfac_resnet20() if settings.limit is None else untrained_resnet8()
+    m = min(m, settings.rows or m)
+    batches = data.ImageBatches(*cifar10("train"), 16, data.HALVES, seed=0)
+    pruned = {n: p for n, p in model.named_parameters() if p.ndim > 1}
+    loss = mfac.criterion_loss(torch.nn.CrossEntropyLoss())
+    began = time.process_time()
+    G = mfac.collect_gradients(model, loss, batches, m, params=list(pruned), progress=False)
+    spent = time.process_time() - began
+    sizes = None if block is None else [p.numel() for p in pruned.values()]
+    cell = measured(lambda count: G[:, :count], G.shape[1], block, m, sizes, settings)
+    return cell | {"gradients": "of 16 images each", "gradient_seconds": round(spent, 2)}
+
+
+def measured(
+    columns: Callable[[int], Tensor], d: int, block: int | None, m: int, sizes: list[int] | None, settings: Settings
+) -> dict[str, Any]:
+    """The seconds and the bytes of both."""
+    lengths = block_lengths(d, block, sizes)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        ours = mfac_seconds(columns, d, block, m, sizes, settings)
+        theirs = woodfisher_seconds(columns, lengths, m, settings)
+    finally:
+        torch.set_num_threads(threads)
+    needed = {"M-FAC": mfac_bytes(lengths, m), "WoodFisher": woodfisher_bytes(lengths)}
+    return {
+        "weights": d, "block_size": block, "num_grads": m,
+        "M-FAC": ours, "WoodFisher": theirs,
+        "ratio": None if theirs is None else theirs["seconds"] / ours["seconds"],
+        "bytes": needed,
+        "OOM at 512 GB": {who: count > PAPER_MEMORY for who, count in needed.items()},
+    }  # fmt: skip
+
+
+def block_lengths(d: int, block: int | None, sizes: list[int] | None) -> dict[int, int]:
+    """{length: how many blocks of it}, the longest first; no block straddles two tensors."""
+    lengths: Counter[int] = Counter()
+    for run in block_runs(d, block, sizes):
+        lengths[run.length] += run.count
+    return dict(sorted(lengths.items(), reverse=True))
+
+
+def mfac_bytes(lengths: dict[int, int], m: int) -> int:
+    """The gradients in float32, and float64 factors of the m x m matrix of every block, or its own if it is smaller."""
+    return sum(count * (4 * m * b + 8 * min(b, m) ** 2) for b, count in lengths.items())
+
+
+def woodfisher_bytes(lengths: dict[int, int]) -> int:
+    """The inverses of the blocks in float32; gradients pass by one at a time."""
+    return sum(4 * count * b**2 for b, count in lengths.items())
+
+
+def mfac_seconds(
+    columns: Callable[[int], Tensor], d: int, block: int | None, m: int, sizes: list[int] | None, settings: Settings
+) -> dict[str, Any]:
+    """Inverse, diagonal and one product; in slices where the gradients do not fit."""
+    if 4 * m * d <= min(ROWS_LIMIT, 8 * settings.slice_bytes):
+        return {"seconds": _static(columns(d), block, sizes), "timed": "the whole"}
+    width = max(block or 1, settings.slice_bytes // (4 * m) // (block or 1) * (block or 1))
+    if block is not None:
+        count = min(width, d - d % block)
+        spent = _static(columns(count), block, None)
+        return {"seconds": spent * d / count, "timed": f"{count // block} of {math.ceil(d / block)} blocks, scaled"}
+    # The better of two: what lies between the slices is multiplied many times.
+    half, whole = (min(_static(columns(count), None, None) for _ in range(2)) for count in (width // 2, width))
+    slope = (whole - half) / (width - width // 2)
+    told = f"{width // 2} and {width} of {d} columns, continued in a straight line"
+    return {"seconds": whole + slope * (d - width), "timed": told}
+
+
+def _static(G: Tensor, block: int | None, sizes: list[int] | None) -> float:
+    x = G[0].clone()
+    began = time.process_time()
+    operator = mfac.StaticInverseFisher(G, DAMPING, block_size=block, sizes=sizes)
+    operator.diagonal()
+    operator @ x
+    return time.process_time() - began
+
+
+def woodfisher_seconds(
+    columns: Callable[[int], Tensor], lengths: dict[int, int], m: int, settings: Settings
+) -> dict[str, Any] | None:
+    """Blocks of the longest kind, and as many of the m steps as the time allows, scaled; None where none fits.
+
+    A step costs what the squares of the blocks' lengths add up to.
+    """
+    b, there = next(iter(lengths.items()))
+    count = max(1, min(there, 2**22 // b**2))  # blocks side by side, while they are small
+    if 8 * count * b**2 > ROWS_LIMIT:
+        return None
+    rows = columns(count * b).T.reshape(count, b, m).transpose(1, 2).contiguous()
+    few = max(1, min(m, 4))
+    trial = _recursion(rows[:, :few], m) / few
+    steps = int(min(m, max(few, settings.woodfisher_seconds / max(trial, 1e-9))))
+    spent = _recursion(rows[:, :steps], m)
+    share = count * b**2 / sum(number * length**2 for length, number in lengths.items())
+    return {
+        "seconds": spent * m / steps / share,
+        "timed": f"{count} blocks of {b} ({share:.3g} of the work), {steps} of {m} gradients, scaled",
+    }
+
+
+def _recursion(rows: Tensor, m: int) -> float:
+    began = time.process_time()
+    inverse = rank_one_steps(rows, DAMPING, m)
+    inverse.diagonal(dim1=1, dim2=2).clone()
+    inverse @ rows[:, 0, :, None]
+    return time.process_time() - began
+
+
+def plot(request: Request) -> Path:
+    results = Results("table2", request)
+    for key, cell in results.cells.items():
+        print(_line(key, cell))
+    groups = {}
+    for key, cell in results.cells.items():
+        group = {"M-FAC": cell["M-FAC"]["seconds"] / 60}
+        if cell["WoodFisher"] is not None:
+            group["WoodFisher, OOM" if cell["OOM at 512 GB"]["WoodFisher"] else "WoodFisher"] = (
+                cell["WoodFisher"]["seconds"] / 60
+            )
+        for who, minutes in cell.get("paper_minutes", {}).items():
+            if minutes is not None:
+                group[f"{who}, the paper's"] = minutes
+        groups[key.replace(", ", "\n")] = group
+    return drawing.bars(
+        results.picture(), groups, y="minutes of one core (the paper's: on a GPU)", yscale="log",
+        title="A pruning step: the inverse, its diagonal and a product",
+    )  # fmt: skip
+
+
+def _line(key: str, cell: dict[str, Any]) -> str:
+    theirs = cell["WoodFisher"]
+    told = "does not fit here" if theirs is None else f"{theirs['seconds']:.0f} s, {cell['ratio']:.0f} times"
+    oom = " (OOM at 512 GB)" if cell["OOM at 512 GB"]["WoodFisher"] else ""
+    gigabytes = {who: f"{count / 1e9:.3g} GB" for who, count in cell["bytes"].items()}
+    return f"{key}: M-FAC {cell['M-FAC']['seconds']:.1f} s, WoodFisher {told}{oom}; {gigabytes}"
+
+
+RECIPE = Recipe("table2", "seconds of a pruning step, M-FAC against WoodFisher (table 2)", run, plot, minutes=4)

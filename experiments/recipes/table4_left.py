@@ -1,0 +1,191 @@
+"""Table 4, left: ResNet20 and ResNet32 on CIFAR-10 by seven optimizers: accuracy, and overhead of a step over SGD's.
+
+Small: a search of three learning rates for every optimizer (the paper's, a third and three times it; 40 steps each),
+then 120 steps with the best, one seed, ResNet20 only, batches of 128 for K-FAC too; overheads for both networks, in one
+run, the optimizers taking turns. 16 minutes on one core; so few steps say who starts fast, not who ends where.
+Full: 164 epochs, the paper's hyper-parameters, a search over its seven weight decays for every optimizer that has one
+(those without get seven learning rates around the paper's), then five seeds; resumable after each epoch.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments import data, drawing
+from experiments.cifar_images import cifar10
+from experiments.contenders import WEIGHT_DECAYS, Contender, resnet_contenders
+from experiments.recipe import Recipe, Request, Results
+from experiments.resnet import ResNet
+from experiments.step_times import overheads, step_of, take_turns
+from experiments.training import Training, cosine, drops, last_loss
+
+PAPER = {
+    20: {"SGD": (91.78, 1.0), "Adam": (89.67, 1.05), "AdamW": (91.78, 1.05), "K-FAC": (91.65, 1.21),
+         "K-FAC, batches of 128": (None, 2.35), "GGT": (88.38, 1.05), "GGT, 512 gradients": (None, 8.35),
+         "AdaHessian": (92.17, 3.50), "M-FAC": (92.34, 1.55)},
+    32: {"SGD": (92.80, 1.0), "Adam": (90.56, 1.10), "AdamW": (92.58, 1.10), "K-FAC": (90.09, 1.50),
+         "K-FAC, batches of 128": (None, 3.05), "GGT": (89.14, 1.05), "GGT, 512 gradients": (None, 8.88),
+         "AdaHessian": (92.81, 3.30), "M-FAC": (92.65, 1.50)},
+}  # fmt: skip
+RUNS = data.data_root().parent / "runs"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How much is searched, trained and timed."""
+
+    depths: tuple[int, ...]
+    timed_depths: tuple[int, ...]
+    steps: int
+    search_steps: int
+    seeds: int
+    factors: tuple[float, ...]
+    decays: bool
+    rounds: int
+    window: int | None = None
+    batch_size: int | None = None
+    test_images: int = 10_000
+
+
+SIZES = {
+    "full": Settings((20, 32), (20, 32), 164 * 390, 164 * 390, 5, (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0), True, 20),
+    "small": Settings((20,), (20, 32), 120, 40, 1, (1 / 3, 1.0, 3.0), False, 5, batch_size=128, test_images=5000),
+    "smoke": Settings((8,), (8,), 2, 1, 1, (1.0,), False, 1, window=3, batch_size=4, test_images=100),
+}
+
+
+def run(request: Request) -> None:
+    results, settings = Results("table4_left", request), SIZES[request.size]
+    entered = {d: {label: c.settings() for label, c in entrants(d, settings).items()} for d in settings.timed_depths}
+    results.settings(**vars(settings), contenders=entered)
+    for depth in settings.timed_depths:
+        if request.wants(f"overheads, ResNet{depth}"):
+            results.cell(f"overheads, ResNet{depth}", lambda depth=depth: timed(depth, settings))
+    for depth in settings.depths:
+        for label, contender in entrants(depth, settings).items():
+            if request.wants(label):
+                compete(results, f"ResNet{depth}, {label}", depth, contender, settings)
+
+
+def entrants(depth: int, settings: Settings) -> dict[str, Contender]:
+    """The paper's, with smaller batches and windows where the size says so."""
+    found = resnet_contenders(depth)
+    if settings.batch_size:
+        found = {label: replace(c, batch_size=settings.batch_size) for label, c in found.items()}
+    if settings.window:
+        found = {label: replace(c, num_grads=settings.window) for label, c in found.items()}
+    return found
+
+
+def candidates(contender: Contender, settings: Settings) -> dict[str, Contender]:
+    """What the search tries: as many for every optimizer."""
+    if settings.decays and contender.decay:
+        return {f"weight decay {decay:g}": replace(contender, decay=decay) for decay in WEIGHT_DECAYS}
+    return {f"lr {contender.lr * f:.3g}": contender.with_lr(contender.lr * f) for f in settings.factors}
+
+
+def compete(results: Results, row: str, depth: int, contender: Contender, settings: Settings) -> None:
+    """The search, and the runs with what it found: the most accurate, or in short searches the lowest loss."""
+    tried = candidates(contender, settings)
+    for label, candidate in tried.items():
+        key = f"search, {row}, {label}"
+        results.cell(key, lambda a=(candidate, key): trained(*a, depth, 0, settings.search_steps, settings))
+    found = {label: results.cells[f"search, {row}, {label}"] for label in tried}
+    best = max(found, key=lambda label: found[label]["best"]) if settings.decays else (
+        min(found, key=lambda label: last_loss(found[label])))  # fmt: skip
+    for seed in range(1, settings.seeds + 1):
+        key = f"run, {row}, {best}, seed {seed}"
+        results.cell(key, lambda a=(tried[best], key, depth, seed): trained(*a, settings.steps, settings))
+
+
+def trained(contender: Contender, key: str, depth: int, seed: int, steps: int, settings: Settings) -> dict[str, Any]:
+    """One run, with its best test accuracy."""
+    torch.manual_seed(seed)
+    model = ResNet(depth, projection=False).to(memory_format=torch.channels_last)
+    batches = data.ImageBatches(*cifar10("train"), contender.batch_size, data.CIFAR10, seed=seed, augment=True)
+    images, labels = (part[: settings.test_images] for part in cifar10("test"))
+    held_out = data.ImageBatches(images, labels, 250, data.CIFAR10)
+    # Steps are counted in batches of 128; larger batches make fewer of them.
+    steps = max(1, steps * 128 // contender.batch_size) if settings.decays else steps
+    training = Training(
+        model, contender.make(model), batches, steps, cosine if contender.schedule == "cosine" else drops(0.5, 0.75),
+        test=lambda model: {"accuracy": data.accuracy(model, held_out)},
+        test_every=len(batches) if settings.decays else max(1, steps // 3),
+        keep=RUNS / f"table4_left_{key}.pt".replace(" ", "_").replace(",", "") if settings.decays else None,
+    )  # fmt: skip
+    record = training.run()
+    return record | {"best": max((t["accuracy"] for t in record["tests"]), default=0.0), "schedule": contender.schedule}
+
+
+def timed(depth: int, settings: Settings) -> dict[str, Any]:
+    """Steps on batches of 128, and of 1,000 for K-FAC as the paper ran it, against SGD's on the same batches."""
+    usual = settings.batch_size or 128
+    found = resnet_contenders(depth)
+    small = {"SGD": found["SGD"], "Adam": found["Adam"], "AdamW": found["AdamW"], "GGT": found["GGT"],
+             "GGT, 512 gradients": replace(found["GGT"], num_grads=512), "AdaHessian": found["AdaHessian"],
+             "M-FAC": found["M-FAC"], "K-FAC, batches of 128": found["K-FAC"]}  # fmt: skip
+    large = {"SGD": found["SGD"], "K-FAC": found["K-FAC"]}
+    times = _turns(depth, small, usual, settings)
+    # In a smoke test one image more, so that both ways are tried.
+    wide = _turns(depth, large, 1000 if usual == 128 else usual + 1, settings)
+    return {
+        "batches of 128": overheads(times, "SGD"),
+        "batches of 1000": overheads(wide, "SGD"),
+        "seconds": {"batches of 128": times, "batches of 1000": wide},
+        "paper": {label: overhead for label, (_, overhead) in PAPER.get(depth, PAPER[20]).items()},
+    }
+
+
+def _turns(depth: int, entered: dict[str, Contender], batch: int, settings: Settings) -> dict[str, list[float]]:
+    batches = data.ImageBatches(*cifar10("train"), batch, data.CIFAR10, seed=3, augment=True)
+    few = [pair for pair, _ in zip(batches, range(settings.rounds + 1), strict=False)]
+    steps = {}
+    for label, contender in entered.items():
+        torch.manual_seed(0)
+        model = ResNet(depth, projection=False).to(memory_format=torch.channels_last)
+        contender = contender if settings.window is None else replace(contender, num_grads=settings.window)
+        steps[label] = step_of(model, contender.make(model), few)
+    return take_turns(steps, settings.rounds)
+
+
+def plot(request: Request) -> Path:
+    results, settings = Results("table4_left", request), SIZES[request.size]
+    plt = drawing.pyplot()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 4.8), layout="constrained")
+    for number, (key, run) in enumerate((k, r) for k, r in results.cells.items() if k.startswith("run, ")):
+        losses = [sum(run["losses"][max(0, i - 9) : i + 1]) / min(i + 1, 10) for i in range(len(run["losses"]))]
+        label = key.removeprefix("run, ")
+        left.plot(losses, label=f"{label}: {run['best']:.1f} %", markevery=max(1, len(losses) // 8),
+                  **drawing.style(number))  # fmt: skip
+        print(
+            f"{label}: best {run['best']:.2f} %, {run['seconds'][-1]:.0f} s" if run["seconds"] else f"{label}: stopped"
+        )
+    left.set(xlabel="step", ylabel="training loss, mean of 10 steps", title="Loss, and the best test accuracy")
+    left.grid(alpha=0.3)
+    left.legend(fontsize=7)
+    _draw_overheads(right, results, settings)
+    return drawing.save(figure, results.picture())
+
+
+def _draw_overheads(axis: Any, results: Results, settings: Settings) -> None:
+    """Ours and the paper's, a row for each optimizer."""
+    names = [label for label in PAPER[20] if label != "SGD"]
+    for number, depth in enumerate(settings.timed_depths):
+        cell = results.cells.get(f"overheads, ResNet{depth}")
+        if cell is None:
+            continue
+        found = cell["batches of 128"] | {"K-FAC": cell["batches of 1000"]["K-FAC"]}
+        values = [found[name]["over_sgd"] for name in names]
+        axis.plot(values, range(len(names)), label=f"ResNet{depth}, measured", linestyle="", marker="os"[number])
+        axis.plot([cell["paper"][name] for name in names], range(len(names)), label=f"ResNet{depth}, the paper's",
+                  linestyle="", marker="+x"[number], color="black")  # fmt: skip
+        print(f"ResNet{depth}: " + ", ".join(f"{n} {v:.2f}" for n, v in zip(names, values, strict=True)))
+    axis.set_yticks(range(len(names)), names, fontsize=8)
+    axis.set(xlabel="seconds of a step over SGD's", xscale="log", title="Overhead of a step")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+
+
+RECIPE = Recipe("table4_left", "optimizers on ResNet20 and 32, accuracy and overhead (table 4, left)", run, plot, 16)

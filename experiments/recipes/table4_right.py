@@ -1,0 +1,179 @@
+"""Table 4, right: Wide ResNets and MobileNetV1 by SGD, Adam and M-FAC, without tuning or weight decay.
+
+Small: overheads of a step for WRN 22-2, 40-2, 22-4 and MobileNetV1 (for 32 x 32 images) on batches of 256, with windows
+of 64 and 128 gradients (1,024 would take up to 18 GB): a step's cost grows in a straight line with the window, so the
+overhead of the paper's 1,024 is continued from the two, and marked as such. Then 60 steps of WRN 22-2 on CIFAR-10,
+batches of 64, with the paper's settings; no search, as in the paper. 18 minutes on one core.
+Full: CIFAR-100 (`cifar-100-binary` in the data folder), 200 epochs, windows of 1,024; MobileNetV1 for 100 epochs on
+ImageNet where --images FOLDER is given; resumable after every tenth epoch.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from experiments import data, drawing
+from experiments.cifar100 import load_cifar100
+from experiments.cifar_images import cifar10
+from experiments.contenders import Contender, plain_contenders
+from experiments.imagenet import folder_batches, tester
+from experiments.models.mobilenet import MobileNetV1
+from experiments.models.wide_resnet import WideResNet
+from experiments.recipe import Recipe, Request, Results
+from experiments.step_times import overheads, step_of, take_turns
+from experiments.training import Training, drops
+
+PAPER_WINDOW = 1024
+PAPER: dict[str, dict[str, float]] = {
+    "WRN 22-2": {"SGD": 69.93, "Adam": 66.90, "M-FAC": 69.76, "overhead": 1.40},
+    "WRN 40-2": {"SGD": 71.75, "Adam": 70.14, "M-FAC": 72.42, "overhead": 1.35},
+    "WRN 22-4": {"SGD": 73.13, "Adam": 72.52, "M-FAC": 74.06, "overhead": 1.43},
+    "MobileNetV1": {"SGD": 68.06, "Adam": 67.92, "M-FAC": 68.96, "overhead": 1.25},
+}
+RUNS = data.data_root().parent / "runs"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How much is trained and timed."""
+
+    trained: tuple[str, ...]
+    timed: tuple[str, ...]
+    windows: tuple[int, ...]
+    rounds: int
+    timed_batch: int = 256
+    steps: int = 60
+    batch_size: int = 64
+    test_images: int = 5000
+    tiny: bool = False
+
+
+SIZES = {
+    "full": Settings(tuple(PAPER), tuple(PAPER), (PAPER_WINDOW,), 10, batch_size=256, test_images=10_000),
+    "small": Settings(("WRN 22-2",), tuple(PAPER), (64, 128), 2),
+    "smoke": Settings(("WRN 22-2",), ("WRN 22-2", "MobileNetV1"), (2, 3), 1, 4, 2, 4, 100, tiny=True),
+}
+
+
+def make_model(name: str, settings: Settings, num_classes: int) -> nn.Module:
+    """A fresh network for 32 x 32 images, by its name."""
+    if name == "MobileNetV1":
+        model: nn.Module = MobileNetV1(num_classes, small_images=True, width=0.25 if settings.tiny else 1.0)
+    else:
+        depth, width = map(int, name.removeprefix("WRN ").split("-"))
+        model = WideResNet(*((10, 1) if settings.tiny else (depth, width)), num_classes)
+    return model.to(memory_format=torch.channels_last)
+
+
+def run(request: Request) -> None:
+    results, settings = Results("table4_right", request), SIZES[request.size]
+    results.settings(**vars(settings), contenders={k: c.settings() for k, c in plain_contenders().items()})
+    for name in settings.timed:
+        if request.wants(f"overheads, {name}"):
+            results.cell(f"overheads, {name}", lambda name=name: timed(name, settings))
+    for name in settings.trained:
+        if name == "MobileNetV1" and request.size == "full":
+            if request.images is None:
+                print("MobileNetV1 is left out: it needs --images FOLDER")
+                continue
+            build, batches, test, epochs = imagenet_task(request)
+        else:
+            build, batches, test, epochs = cifar_task(name, request.size, settings)
+        for label, contender in plain_contenders(settings.windows[-1]).items():
+            if request.wants(label):
+                key = f"run, {name}, {label}"
+                results.cell(key, lambda a=(key, contender, build, batches, test, epochs): trained(*a, settings))
+
+
+def cifar_task(name: str, size: str, settings: Settings) -> tuple[Callable[[], nn.Module], Any, Any, int | None]:
+    """CIFAR-100 in full, CIFAR-10 in small."""
+    load, classes = (load_cifar100, 100) if size == "full" else (cifar10, 10)
+    images, labels = (part[: settings.test_images] for part in load("test"))
+    held_out = data.ImageBatches(images, labels, 250, data.CIFAR10)
+    batches = data.ImageBatches(*load("train"), settings.batch_size, data.CIFAR10, seed=1, augment=True)
+    return (
+        lambda: make_model(name, settings, classes),
+        batches,
+        lambda model: {"accuracy": data.accuracy(model, held_out)},
+        200 if size == "full" else None,
+    )
+
+
+def imagenet_task(request: Request) -> tuple[Callable[[], nn.Module], Any, Any, int | None]:
+    return MobileNetV1, folder_batches(request, "train", 256, 1), tester(request), 100
+
+
+def trained(
+    key: str, contender: Contender, build: Any, batches: Any, test: Any, epochs: int | None, settings: Settings
+) -> dict[str, Any]:
+    """One run."""
+    torch.manual_seed(1)
+    model = build()
+    steps = settings.steps if epochs is None else epochs * len(batches)
+    keep = None if epochs is None else RUNS / f"table4_right_{key}.pt".replace(" ", "_").replace(",", "")
+    every = max(1, steps // 3) if epochs is None else len(batches)
+    return Training(model, contender.make(model), batches, steps, drops(0.5, 0.75), test=test, test_every=every,
+                    keep=keep, keep_every=10).run()  # fmt: skip
+
+
+def timed(name: str, settings: Settings) -> dict[str, Any]:
+    """SGD, Adam and M-FAC with each of the windows take turns on the same batches.
+
+    The windows are timed one after the other, so that only one is in memory.
+    """
+    batches = data.ImageBatches(*cifar10("train"), settings.timed_batch, data.CIFAR10, seed=3, augment=True)
+    few = [pair for pair, _ in zip(batches, range(settings.rounds + 1), strict=False)]
+    found: dict[str, Any] = {}
+    seconds: dict[str, Any] = {}
+    for window in settings.windows:
+        entered = plain_contenders(window)
+        steps = {}
+        for label, contender in entered.items():
+            if label == "Adam" and window != settings.windows[0]:
+                continue
+            torch.manual_seed(0)
+            model = make_model(name, settings, 10)
+            contender = replace(contender, lr=1e-3)
+            steps[label] = step_of(model, contender.make(model), few)
+        times = take_turns(steps, settings.rounds)
+        seconds[f"window of {window}"] = times
+        found |= {label if label != "M-FAC" else f"M-FAC, {window}": value
+                  for label, value in overheads(times, "SGD").items()}  # fmt: skip
+    continued = continue_line({w: found[f"M-FAC, {w}"]["over_sgd"] for w in settings.windows}, PAPER_WINDOW)
+    weights = sum(p.numel() for p in make_model(name, settings, 10).parameters())
+    return {
+        "steps": found, "seconds": seconds, "weights": weights, "paper": PAPER[name]["overhead"],
+        f"M-FAC, {PAPER_WINDOW}, continued": continued, "window_bytes_1024": 4 * PAPER_WINDOW * weights,
+    }  # fmt: skip
+
+
+def continue_line(measured: dict[int, float], window: int) -> float:
+    """The overhead at `window` on the straight line through the first and the last that were measured."""
+    (m1, y1), *_, (m2, y2) = [*measured.items(), *measured.items()]
+    return y2 if m1 == m2 else round(y1 + (y2 - y1) * (window - m1) / (m2 - m1), 4)
+
+
+def plot(request: Request) -> Path:
+    results = Results("table4_right", request)
+    groups: dict[str, dict[str, float]] = {}
+    for key, cell in results.cells.items():
+        if key.startswith("overheads, "):
+            name = key.removeprefix("overheads, ")
+            groups[name] = {label: value["over_sgd"] for label, value in cell["steps"].items() if label != "SGD"}
+            groups[name][f"M-FAC, {PAPER_WINDOW}, continued"] = cell[f"M-FAC, {PAPER_WINDOW}, continued"]
+            groups[name]["M-FAC, the paper's"] = cell["paper"]
+            print(f"{name}: {groups[name]}")
+        else:
+            told = cell["tests"][-1] if cell["tests"] else "stopped"
+            print(f"{key}: {told}, last loss {cell['losses'][-1] if cell['losses'] else None}")
+    return drawing.bars(
+        results.picture(), groups, y="seconds of a step over SGD's",
+        title=f"Overhead of a training step, batches of {SIZES[request.size].timed_batch}",
+    )  # fmt: skip
+
+
+RECIPE = Recipe("table4_right", "Wide ResNets and MobileNetV1, accuracy and overhead (table 4, right)", run, plot, 18)

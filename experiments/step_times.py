@@ -1,0 +1,77 @@
+"""What a training step costs with one optimizer, as a ratio to SGD's in the same run: the two take turns."""
+
+import time
+from collections.abc import Callable
+from itertools import cycle
+from typing import Any
+
+import torch
+from torch import nn
+
+import mfac
+from experiments.training import compute_gradients, cross_entropy
+
+
+def fill_window(optimizer: mfac.MFAC, model: nn.Module) -> None:
+    """Fills the window with random gradients, without moving the weights: a step of one that is not full is cheaper."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    generator = torch.Generator().manual_seed(0)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    for _ in range(optimizer._window.operator.num_grads + 1):
+        for p in model.parameters():
+            p.grad = torch.randn(p.shape, generator=generator) * 1e-3
+        optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+
+
+def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[Any]) -> Callable[[], None]:
+    """A function that does one training step, each time with the next of the batches."""
+    if isinstance(optimizer, mfac.MFAC):
+        fill_window(optimizer, model)
+    source = cycle(batches)
+    model.train()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss = cross_entropy(model, next(source))
+        compute_gradients(model, optimizer, loss)
+        optimizer.step()
+
+    return step
+
+
+def take_turns(steps: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
+    """Processor seconds of every step, one round after the other, behind a first that does not count.
+
+    Processor time of one thread, so that what else runs on the machine counts for less; threads are turned off.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    try:
+        for number in range(rounds + 1):
+            for name, step in steps.items():
+                began = time.process_time()
+                step()
+                if number:
+                    times[name].append(round(time.process_time() - began, 5))
+    finally:
+        torch.set_num_threads(threads)
+    return times
+
+
+def overheads(times: dict[str, list[float]], reference: str) -> dict[str, dict[str, Any]]:
+    """{name: best seconds, median seconds, and both as ratios to those of the reference}."""
+    best = {name: min(values) for name, values in times.items()}
+    middle = {name: sorted(values)[len(values) // 2] for name, values in times.items()}
+    return {
+        name: {
+            "seconds_best": best[name],
+            "seconds_median": middle[name],
+            "over_sgd": round(best[name] / best[reference], 4),
+            "over_sgd_by_medians": round(middle[name] / middle[reference], 4),
+        }
+        for name in times
+    }
