@@ -12,7 +12,7 @@ IMAGES = Path(__file__).parent.parent / "docs" / "images"
 COLOURS = {"M-FAC": "#c0392b", "SGD, momentum": "#2c3e50", "Adam": "#2980b9", "AdamW": "#27ae60"}
 TITLES = {
     "digits": "An MLP on scikit-learn's digits, mean of five seeds",
-    "cifar10": "ResNet20 on CIFAR-10, one epoch of batches of 128",
+    "cifar10": "ResNet20 on CIFAR-10, three epochs of batches of 128",
 }
 
 

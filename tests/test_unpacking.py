@@ -72,7 +72,7 @@ def test_one_file_compressed_or_not(tmp_path):
         (zipped, "a.zip", {"C:/evil": b"x"}),
         (zipped, "a.zip", {"data/link": ("sym", "../../evil")}),
     ],
-    ids=str,
+    ids=lambda value: value.__name__ if callable(value) else str(value),
 )
 def test_what_leaves_the_folder_is_refused_and_nothing_written(tmp_path, make, name, evil):
     archive = make(tmp_path / name, {"data/good.bin": b"good", **evil})
