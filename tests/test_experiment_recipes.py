@@ -117,7 +117,7 @@ def stop_after(steps):
 
 def test_a_training_that_diverges_stops_and_says_so():
     model = network()
-    run = Training(model, torch.optim.SGD(model.parameters(), 1e30), Batches(), 20, cosine)
+    run = Training(model, torch.optim.SGD(model.parameters(), float("inf")), Batches(), 20, cosine)
     record = run.run()
     assert not record["finished"]
     assert last_loss(record) == float("inf")

@@ -59,7 +59,7 @@ class Settings:
 SIZES = {
     "full": Settings(("mrpc", "rte", "stsb", "sst2"), 5, 1024, 32, 128),
     "small": Settings(("mrpc", "rte", "stsb", "sst2"), 5, 64, 16, 48, 40, 24, dev=300, train=4000),
-    "smoke": Settings(("mrpc", "stsb"), 1, 2, 2, 24, 2, 1, dev=4, train=8, rates=1),
+    "smoke": Settings(("mrpc", "stsb"), 1, 2, 2, 64, 2, 1, dev=4, train=8, rates=1),
 }
 
 
