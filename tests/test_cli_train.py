@@ -45,15 +45,26 @@ def test_settings_go_to_all_or_to_one_by_name(tmp_path):
     result = mfac("train", task, *options, "--num-grads", 5, "--steps", 3, "--schedule", "constant", "--json")
     record = json.loads(result.stdout)
     ours, sgd = (cell["settings"] for cell in record["cells"])
-    assert ours == {"lr": 0.01, "num_grads": 5, "damping": 0.3, "momentum": 0.5, "weight_decay": 1e-3}
+    assert ours == {
+        "lr": 0.01, "num_grads": 5, "damping": 0.3, "momentum": 0.5, "weight_decay": 1e-3, "window": "float32"
+    }  # fmt: skip
     assert sgd == {"lr": 0.2, "momentum": 0.9, "weight_decay": 1e-3}
     assert record["settings"]["schedule"] == "constant"
     assert [cell["steps"] for cell in record["cells"]] == [3, 3]
 
 
+@pytest.mark.parametrize("window", ["bfloat16", "int8", "topk"])
+def test_the_window_is_stored_as_asked(tmp_path, window):
+    options = ["--optimizer", "mfac", "--num-grads", 4, "--steps", 6, "--window", window, "--json"]
+    cells = json.loads(mfac("train", write_task(tmp_path), *options).stdout)["cells"]
+    assert cells[0]["settings"]["window"] == window
+    assert len(cells[0]["losses"]) == 6
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
+        (["--window", "int4"], 2, "'int4' is not one of float32, float64, bfloat16, float16, int8, topk"),
         (["--lr", "fast"], 2, "'fast' is no number"),
         (["--lr", "adam=0.1"], 2, "adam is none of mfac, sgd"),
         (["--optimizer", "sophia"], 2, "'sophia' is not one of mfac, sgd, adam, adamw, task"),

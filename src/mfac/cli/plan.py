@@ -3,24 +3,15 @@
 import json
 from typing import Annotated
 
-import torch
 import typer
 
 from mfac.cli.options import AsJson, Device, TaskArgument, complete, one_of, parse_block_size
 from mfac.plan import make_plan
 from mfac.runs.device import choose_device
+from mfac.runs.optimizers import WINDOWS
 from mfac.tasks import load_task
-from mfac.windows import Int8, TopK, Window
 
 PRUNE, TRAIN = "For mfac prune", "For mfac train"
-WINDOWS: dict[str, Window] = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "int8": Int8(),
-    "topk": TopK(),
-}
 
 
 def plan(

@@ -7,7 +7,7 @@ import typer
 from mfac.cli import options
 from mfac.cli.options import AsJson, Checkpoint, Device, Fresh, Out, SaveEvery, TaskArgument, complete, one_of
 from mfac.cli.run_ending import carry_out
-from mfac.runs.optimizers import DEFAULTS, OPTIMIZERS, OptimizerSettings
+from mfac.runs.optimizers import DEFAULTS, OPTIMIZERS, WINDOWS, OptimizerSettings
 from mfac.runs.training_run import SCHEDULES, TrainingSettings, run_training
 from mfac.tasks import load_task
 
@@ -71,6 +71,13 @@ def train(
     damping: Annotated[
         float, typer.Option(min=0, help="Of mfac, in the units of normalize=sum.", rich_help_panel=OPTIMIZER)
     ] = DEFAULTS["mfac"]["damping"],
+    window: Annotated[
+        str,
+        typer.Option(
+            help=f"How mfac stores its gradients: {', '.join(WINDOWS)} (1 % of each).",
+            callback=one_of(tuple(WINDOWS)), autocompletion=complete(tuple(WINDOWS)), rich_help_panel=OPTIMIZER,
+        ),
+    ] = "float32",
     schedule: Annotated[
         str,
         typer.Option(
@@ -121,7 +128,7 @@ def train(
     decays = _by_name("--weight-decay", weight_decay, names)
     settings = TrainingSettings(
         optimizers=tuple(
-            OptimizerSettings(name, rates.get(name), momenta.get(name), decays.get(name), num_grads, damping)
+            OptimizerSettings(name, rates.get(name), momenta.get(name), decays.get(name), num_grads, damping, window)
             for name in names
         ),
         seeds=tuple(seed or (0,)),

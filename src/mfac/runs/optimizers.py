@@ -1,6 +1,7 @@
 """The optimizers of `mfac train`, with settings that suit each where none are given."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -8,7 +9,16 @@ from torch.optim import Optimizer
 
 from mfac.optimizer import MFAC
 from mfac.tasks import Task
+from mfac.windows import Int8, TopK, Window
 
+WINDOWS: dict[str, Window] = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": Int8(),
+    "topk": TopK(),
+}
 OPTIMIZERS = ("mfac", "sgd", "adam", "adamw", "task")
 
 
@@ -22,8 +32,9 @@ class OptimizerSettings:
     weight_decay: float | None = None
     num_grads: int | None = None
     damping: float | None = None
+    window: str | None = None
 
-    def filled(self) -> dict[str, float | int]:
+    def filled(self) -> dict[str, Any]:
         """All settings that the optimizer has, as it gets them."""
         return {
             key: default if getattr(self, key) is None else getattr(self, key)
@@ -32,8 +43,8 @@ class OptimizerSettings:
 
 
 # M-FAC in the units of normalize="sum", where one learning rate and one damping serve every number of gradients.
-DEFAULTS: dict[str, dict[str, float | int]] = {
-    "mfac": {"lr": 0.5, "num_grads": 64, "damping": 0.1, "momentum": 0.0, "weight_decay": 0.0},
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "mfac": {"lr": 0.5, "num_grads": 64, "damping": 0.1, "momentum": 0.0, "weight_decay": 0.0, "window": "float32"},
     "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.0},
     "adam": {"lr": 1e-3, "weight_decay": 0.0},
     "adamw": {"lr": 1e-3, "weight_decay": 0.01},
@@ -57,6 +68,8 @@ def make_optimizer(settings: OptimizerSettings, task: Task, model: nn.Module) ->
         MemoryError: the window of M-FAC does not fit.
     """
     check_optimizer(settings.name, task)
+    if settings.window not in (None, *WINDOWS):
+        raise ValueError(f"window must be one of {', '.join(WINDOWS)}, not {settings.window!r}")
     values = settings.filled()
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     params = [parameter for _, parameter in named]
@@ -72,6 +85,7 @@ def make_optimizer(settings: OptimizerSettings, task: Task, model: nn.Module) ->
             momentum=float(values["momentum"]),
             weight_decay=float(values["weight_decay"]),
             normalize="sum",
+            window=WINDOWS[values["window"]],
         )
     lr, decay = float(values["lr"]), float(values["weight_decay"])
     if settings.name == "sgd":
