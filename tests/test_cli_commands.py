@@ -144,8 +144,9 @@ def evaluate(model):
 """
 
 
-def test_a_hugging_face_model_is_trained_pruned_and_reported(tmp_path):
+def test_a_hugging_face_model_is_planned_trained_pruned_and_reported(tmp_path):
     task = write_task(tmp_path, BERT, "bert.py")
+    assert "It fits." in mfac("plan", task, "--num-grads", 8).stdout
     trained = mfac(
         "train", task, "--optimizer", "mfac", "--optimizer", "task", "--epochs", 2, "--num-grads", 8, "--json"
     )

@@ -62,7 +62,7 @@ def data_set(name: str) -> DataSet:
     if name not in CATALOGUE:
         close = [known for known in CATALOGUE if name and name in known] or difflib.get_close_matches(name, CATALOGUE)
         hint = f"did you mean {close[0]}? " if close else ""
-        raise ValueError(f"there is no data set {name!r}; {hint}There are {', '.join(CATALOGUE)}")
+        raise ValueError(f"there is no data set {name!r}; {hint}there are {', '.join(CATALOGUE)}")
     return CATALOGUE[name]
 
 
