@@ -1,104 +1,18 @@
-"""The page of a run: all its plots and tables, whatever the run holds."""
+"""The page of a run: all its plots and tables."""
 
 import copy
 import re
-from functools import cache
-from html.parser import HTMLParser
-from importlib.resources import files
 from itertools import pairwise
 
 import pytest
 
 import report_cases as cases
 from mfac.report import render_page, write_page
-from mfac.report.quantities import duration, percent, significant
-from mfac.report.strips import FIRST_DARK, SHADES
+from mfac.report.quantities import significant
+from report_page import ALL, names_of_axes, page, page_of, text_of
 
 SPACE = "\N{NO-BREAK SPACE}"
-
-
-class Page(HTMLParser):
-    """A page taken apart: its elements in order, with the text inside each."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.elements, self.open, self.parts = [], [], []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        element = {"tag": tag, "text": "", "inside": [one["tag"] for one in self.open], **dict(attrs)}
-        self.elements.append(element)
-        if tag not in ("meta", "link"):
-            self.open.append(element | {"first": len(self.parts), "element": element})
-
-    def handle_startendtag(self, tag, attrs):
-        self.handle_starttag(tag, attrs)
-        self.open.pop()
-
-    def handle_endtag(self, tag):
-        closed = self.open.pop()
-        assert closed["tag"] == tag
-        closed["element"]["text"] = "".join(self.parts[closed["first"] :])
-
-    def handle_data(self, data):
-        self.parts.append(data)
-
-    def find(self, tag, **attributes):
-        return [
-            one for one in self.elements if one["tag"] == tag and all(one.get(k) == v for k, v in attributes.items())
-        ]
-
-    def ids(self):
-        return [element["id"] for element in self.elements if "id" in element]
-
-    def figure(self, ident):
-        (figure,) = self.find("figure", id=ident)
-        start = self.elements.index(figure)
-        following = [i for i, one in enumerate(self.elements) if i > start and one["tag"] in ("figure", "section")]
-        return self.elements[start : following[0] if following else None]
-
-    def rows(self):
-        """Every row of every table, as lists of texts."""
-        rows, current = [], []
-        for element in self.elements:
-            if element["tag"] == "tr":
-                rows.append(current := [])
-            elif element["tag"] in ("td", "th"):
-                current.append(element["text"])
-        return rows
-
-
-def names_of_axes(part):
-    return [element["text"] for element in part if element["tag"] == "text" and element.get("class") == "name"]
-
-
-ALL = {
-    "pruning": [cases.pruning()],
-    "gradual": [cases.gradual()],
-    "training": [cases.training()],
-    "merged": [cases.pruning("A"), cases.pruning("B"), cases.training(seeds=1)],
-    "twenty": [cases.twenty_methods()],
-    "nasty": [cases.nasty()],
-    "holes": [cases.holes()],
-    "empty": [cases.pruning(cells=[], finished=None)],
-}
 every_page = pytest.mark.parametrize("name", ALL)
-
-
-@cache
-def text_of(name):
-    return render_page(ALL[name])
-
-
-@cache
-def page(name):
-    return Page(text_of(name))
-
-
-def page_of(*runs, title=None):
-    return Page(render_page(list(runs), title))
 
 
 @every_page
@@ -286,87 +200,6 @@ def test_without_a_measure_the_loss_takes_its_place():
     assert "prune-loss" in found.ids()
 
 
-def test_text_of_the_user_is_text_and_nothing_else():
-    found = page("nasty")
-    assert found.find("h1")[0]["text"] == cases.NASTY
-    assert found.find("title")[0]["text"] == cases.NASTY
-    assert [one["text"] for one in found.find("pre")] == [f"mfac prune {cases.NASTY}"]
-    assert found.find("b") == []
-    assert found.find("script") == []
-    rows = [text for row in found.rows() for text in row]
-    for text in (cases.NASTY, f"mfac{cases.NASTY}", f"key {cases.NASTY}", f"score {cases.NASTY}"):
-        assert text in rows
-    assert page_of(cases.pruning(), title='"</title><i>').find("h1")[0]["text"] == '"</title><i>'
-
-
-def test_a_run_that_is_not_finished_says_so():
-    (note,) = page_of(cases.pruning("Half", finished=None)).find("p", **{"class": "open"})
-    assert note["text"] == "“Half” is not finished: 8 cells are complete; what is missing is not shown."
-    assert page("pruning").find("p", **{"class": "open"}) == []
-    one_of_two = page_of(cases.pruning("Whole"), cases.pruning("Half", finished=None)).find("p", **{"class": "open"})
-    assert [one["text"].split(" is")[0] for one in one_of_two] == ["“Half”"]
-
-
-def test_a_run_without_cells_has_its_settings():
-    found = page("empty")
-    assert [one["text"] for one in found.find("p", **{"class": "lede"})] == ["No cell is complete yet."]
-    assert found.find("figure") == []
-    assert ["damping", "1e-05"] in found.rows()
-
-
-def test_missing_values_leave_a_gap_and_a_dash():
-    found = page("holes")
-    (line,) = [
-        one for one in found.figure("prune-loss") if one.get("class") == "line" and "details" not in one["inside"]
-    ][:1]
-    assert line["d"].count("M") == 2, "one piece on either side of the gap"
-    assert [row for row in found.rows() if row[:2] == ["mfac", f"80{SPACE}%"] and row[3:4] == ["–"]]
-    assert [f"mfac at 95{SPACE}%", "1", "11.88", "–", "–"] in found.rows()
-    assert [row for row in found.rows() if row[:2] == ["magnitude", f"50{SPACE}%"]], (
-        "asked for nothing: what was reached"
-    )
-
-
-def test_losses_that_are_all_missing_have_no_plot():
-    run = cases.training(seeds=1)
-    for cell in run["cells"]:
-        cell |= {"losses": [None] * 200, "evaluations": []}
-    found = page_of(run)
-    assert [one["id"] for one in found.find("figure")] == ["train-time", "train-memory"]
-    assert "No evaluations were made." in found.find("section", id="evaluations")[0]["text"]
-
-
-def test_runs_are_merged_and_labels_that_clash_get_the_title():
-    found = page_of(cases.pruning("A"), cases.pruning("B", labels=("mfac",)), cases.training(seeds=1))
-    assert found.find("h1")[0]["text"] == "Comparison of 3 runs"
-    legend = [one["text"] for one in found.figure("prune-loss") if one["tag"] == "li"]
-    assert legend == ["mfac · A", "magnitude", "mfac · B", "dense"]
-    assert "training-loss-step" in found.ids()
-    assert ["", "A", "B", "Training on digits"] in found.rows()
-    assert ["num_grads", "64", "64", "64"] in found.rows()
-
-
-def test_runs_with_the_same_title_are_numbered():
-    found = page_of(cases.pruning("A", labels=("mfac",)), cases.pruning("A", labels=("mfac",)))
-    legend = [one["text"] for one in found.figure("prune-loss") if one["tag"] == "li"]
-    assert legend == ["mfac (1)", "mfac (2)", "dense"]
-
-
-def test_dense_models_that_differ_have_a_line_each():
-    other = cases.pruning("B", dense={"loss": 0.5, "measure": 0.5})
-    legend = [one["text"] for one in page_of(cases.pruning("A"), other).figure("prune-loss") if one["tag"] == "li"]
-    assert legend[-2:] == ["dense · A", "dense · B"]
-
-
-def test_measures_that_differ_have_a_plot_each():
-    other = cases.pruning("B")
-    other["task"] = other["task"] | {"measure": "correlation"}
-    found = page_of(cases.pruning("A"), other)
-    assert names_of_axes(found.figure("prune-measure-0"))[0] == "accuracy (%)"
-    assert names_of_axes(found.figure("prune-measure-1"))[0] == "correlation"
-    assert len(found.find("p", **{"class": "lede"})) == 2
-
-
 def test_series_differ_in_shape_and_dashes_not_in_colour_alone():
     part = page("twenty").figure("prune-loss")
     swatches = [i for i, one in enumerate(part) if one.get("class") == "swatch"]
@@ -446,68 +279,3 @@ def test_the_file_is_written_in_full_or_not_at_all(tmp_path):
 def test_what_is_no_run_is_refused(runs, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         render_page(runs)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0, "0"), (0.07456, "0.07456"), (0.5, "0.5000"), (97.13, "97.13"), (1234.5, "1,234"), (2.1e-6, "2.100e-06"),
-     (-0.25, "-0.2500"), (3e9, "3.000e+09")],
-)  # fmt: skip
-def test_numbers_have_four_digits(value, text):
-    assert significant(value) == text
-
-
-def test_times_and_percents_are_for_people():
-    assert [text.replace(SPACE, " ") for text in map(duration, (4.2, 200, 7500))] == [
-        "4.2 s",
-        "3 min 20 s",
-        "2 h 5 min",
-    ]
-    assert [percent(value)[:-2] for value in (0.9, 0.975, 0.29, 1)] == ["90", "97.5", "29", "100"]
-
-
-def test_colours_have_contrast_in_light_and_dark():
-    """Text 4.5 to 1 (the names at the ends of lines have the series' colours), by the formula of WCAG 2."""
-    style = (files("mfac.report") / "style.css").read_text(encoding="utf-8")
-    themes = themes_of(style)
-    assert len(themes) == 3, "light, dark, print"
-    for theme in themes:
-        for name in ("ink", "soft", "link", *(f"c{number}" for number in range(8))):
-            for ground in ("page", "surface"):
-                assert contrast(theme[name], theme[ground]) >= 4.5, (name, ground)
-        assert contrast(theme["warn"], theme["warn-page"]) >= 4.5
-    assert themes[0].keys() == themes[1].keys() == themes[2].keys()
-
-
-def test_figures_on_tiles_have_contrast_on_every_shade():
-    style = (files("mfac.report") / "style.css").read_text(encoding="utf-8")
-    shades = [float(value) for value in re.findall(r"\.h\d \{ fill-opacity: ([\d.]+); \}", style)]
-    assert len(shades) == SHADES
-    for theme in themes_of(style):
-        for level, share in enumerate(shades):
-            tile = blend(theme["heat"], theme["surface"], share)
-            text = theme["surface"] if level >= FIRST_DARK else theme["ink"]
-            assert contrast(tile, text) >= 4.5, (level, theme)
-
-
-def themes_of(style):
-    return [
-        dict(re.findall(r"--(\w[\w-]*): (#[0-9a-f]{6})", block))
-        for block in re.findall(r":root \{(.*?)\}", style, re.S)
-    ]
-
-
-def blend(colour, ground, share):
-    parts = [(int(colour[i : i + 2], 16), int(ground[i : i + 2], 16)) for i in (1, 3, 5)]
-    return "#" + "".join(f"{round(share * one + (1 - share) * other):02x}" for one, other in parts)
-
-
-def contrast(one, other):
-    high, low = sorted((luminance(one), luminance(other)), reverse=True)
-    return (high + 0.05) / (low + 0.05)
-
-
-def luminance(colour):
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
