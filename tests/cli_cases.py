@@ -1,6 +1,7 @@
 """Commands in this process and in others, and a task file."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -56,8 +57,9 @@ def environment():
 
 
 def start(*arguments, cwd, **options):
-    """A command in a process of its own."""
+    """A command in a process of its own, which Ctrl-C interrupts even where the tests run in the background."""
     command = [sys.executable, "-m", "mfac", *map(str, arguments)]
     return subprocess.Popen(
-        command, cwd=cwd, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
-    )
+        command, cwd=cwd, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **options,
+    )  # fmt: skip
