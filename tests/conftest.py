@@ -12,3 +12,13 @@ install_import_hook([f"mfac.{name}" for name in CORE], "beartype.beartype")
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def rank_pool(tmp_path_factory):
+    """Four processes in one group, for whatever runs on several ranks."""
+    from rank_pool import RankPool
+
+    pool = RankPool(tmp_path_factory.mktemp("ranks"))
+    yield pool
+    pool.close()

@@ -12,7 +12,7 @@ ROOT = Path(mfac.__file__).parent
 # Each room may import those of the rows above it, and its own row's for what stands before it.
 LAYERS = [
     ["quantization"],
-    ["woodbury", "products", "reference", "memory", "gradient_file", "layout", "progress"],
+    ["woodbury", "products", "reference", "memory", "gradient_file", "layout", "progress", "ranks"],
     ["precision", "blocks"],
     ["pages"],
     ["sliding", "dual", "primal", "inverse_fisher"],

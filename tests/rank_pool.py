@@ -1,0 +1,62 @@
+"""Four processes that wait for work, so that a test on several ranks does not pay for starting them."""
+
+import multiprocessing
+import os
+import traceback
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+MOST = 4
+TIMEOUT = timedelta(seconds=60)
+
+
+class RankPool:
+    """Runs a function on some ranks at once: function(group, *arguments), whose results come back in order.
+
+    The function is one of a module that the processes can import; results are pickled.
+    """
+
+    def __init__(self, folder):
+        context = multiprocessing.get_context("spawn")
+        store = str(folder / "store")
+        self._pipes, self._processes = [], []
+        for rank in range(MOST):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, store, theirs), daemon=True)
+            process.start()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def run(self, size, function, *arguments):
+        """The results by rank; the first failure is raised here, with the traceback of its process."""
+        for pipe in self._pipes[:size]:
+            pipe.send((size, function, arguments))
+        answers = [pipe.recv() for pipe in self._pipes[:size]]
+        for rank, (result, failure) in enumerate(answers):
+            if failure is not None:
+                raise AssertionError(f"rank {rank} of {size} failed:\n{failure}") from result
+        return [result for result, _ in answers]
+
+    def close(self):
+        for pipe in self._pipes:
+            pipe.send(None)
+        for process in self._processes:
+            process.join(10)
+            process.kill()
+
+
+def _serve(rank, store, pipe):
+    # Numbers must not depend on how many cores there are, and four processes share what there is.
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=MOST, timeout=TIMEOUT)
+    groups = {size: dist.new_group(list(range(size)), timeout=TIMEOUT) for size in range(1, MOST + 1)}
+    while (work := pipe.recv()) is not None:
+        size, function, arguments = work
+        try:
+            pipe.send((function(groups[size], *arguments), None))
+        except BaseException as error:
+            pipe.send((error, traceback.format_exc()))
+    dist.destroy_process_group()
