@@ -3,6 +3,7 @@
 A new class or option is one more line in OPTIMIZERS; the suite then runs for it.
 """
 
+import io
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -96,6 +97,45 @@ def train(model: nn.Module, optimizer: Optimizer, steps: Iterable[int]) -> list[
         optimizer.step()
         losses.append(loss.item())
     return losses
+
+
+def trained(build: Callable[..., Optimizer], steps: int = 8, **options: Any) -> tuple[nn.Module, Any]:
+    """A network, and an optimizer of its parameters that has taken some steps."""
+    model = network()
+    optimizer = build(model.parameters(), **options)
+    train(model, optimizer, range(steps))
+    return model, optimizer
+
+
+def trained_by_name(
+    build: Callable[..., Optimizer], steps: int, model: nn.Module | None = None, **options: Any
+) -> tuple[nn.Module, Any]:
+    """The same for named parameters, of any model."""
+    model = network() if model is None else model
+    optimizer = build(model.named_parameters(), **options)
+    train(model, optimizer, range(steps))
+    return model, optimizer
+
+
+def ready(build: Callable[..., Optimizer], steps: int, **options: Any) -> tuple[nn.Module, Any]:
+    """The same, with the gradients of the next step."""
+    model, optimizer = trained_by_name(build, steps, **options)
+    optimizer.zero_grad()
+    loss_of(model, steps).backward()
+    return model, optimizer
+
+
+def moved(before: Iterable[Tensor], model: nn.Module) -> list[bool]:
+    """Which parameters are not what they were."""
+    return [not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True)]
+
+
+def through_a_file(state: Any) -> Any:
+    """What comes back from a file, loaded without unpickling code."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
 
 
 def weights(model: nn.Module) -> list[Tensor]:

@@ -1,8 +1,10 @@
 """A small task, listeners that stop a run, and a run that kills itself: `python run_cases.py kind folder calls`."""
 
+import errno
 import os
 import signal
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -11,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from mfac.pruning import atomic_file
 from mfac.runs.optimizers import OptimizerSettings
 from mfac.runs.pruning_run import run_pruning
 from mfac.runs.pruning_settings import PruningSettings
@@ -76,6 +79,22 @@ def tensor_bytes(folder):
         for path in sorted(Path(folder).rglob("*.safetensors"))
         for name, tensor in load_file(path).items()
     }
+
+
+@contextmanager
+def full_disk(monkeypatch, after):
+    """The disk is full from the so-many-th file on."""
+    real, left = os.fsync, [after]
+
+    def full(handle):
+        left[0] -= 1
+        if left[0] <= 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic_file.os, "fsync", full)
+        yield
 
 
 def start(kind, folder, watcher=None):

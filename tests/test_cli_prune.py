@@ -1,8 +1,6 @@
 """`mfac prune`: results, going on, and what is said when something is wrong."""
 
-import errno
 import json
-import os
 import signal
 import time
 
@@ -12,8 +10,7 @@ from torch import nn
 
 import mfac as library
 from cli_cases import QUICK, TASK, mfac, start, write_task
-from mfac.pruning import atomic_file
-from run_cases import tensor_bytes
+from run_cases import full_disk, tensor_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -184,16 +181,7 @@ def test_debug_shows_the_error_whole(tmp_path):
 def test_a_full_disk_is_one_line_and_the_same_command_goes_on(tmp_path, monkeypatch):
     task = write_task(tmp_path)
     command = ["prune", task, "--sparsity", 0.5, "--sparsity", 0.8, *QUICK]
-    real, left = os.fsync, [9]
-
-    def full(handle):
-        left[0] -= 1
-        if left[0] <= 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(handle)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(atomic_file.os, "fsync", full)
+    with full_disk(monkeypatch, after=9):
         result = mfac(*command)
     assert result.exit_code == 1
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("mfac: ")]

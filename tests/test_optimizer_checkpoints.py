@@ -1,7 +1,6 @@
 """States of optimizers: saved in every way that people have, loaded, and gone on with bit for bit."""
 
 import copy
-import io
 
 import pytest
 import torch
@@ -18,23 +17,11 @@ from optimizers import (
     network,
     same,
     some_optimizers,
+    through_a_file,
     train,
+    trained_by_name,
     weights,
 )
-
-
-def through_a_file(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
-def trained(build, steps, model=None, **options):
-    model = network() if model is None else model
-    optimizer = build(model.named_parameters(), **options)
-    train(model, optimizer, range(steps))
-    return model, optimizer
 
 
 def resumed(build, model, state, **options):
@@ -50,7 +37,7 @@ def resumed(build, model, state, **options):
 @every_optimizer
 @pytest.mark.parametrize("steps", [0, 4, 5, 9])
 def test_saved_and_loaded_into_a_fresh_one_it_goes_on_bit_for_bit(build, steps):
-    model, optimizer = trained(build, steps)
+    model, optimizer = trained_by_name(build, steps)
     state = through_a_file(optimizer.state_dict())
     twin, fresh = resumed(build, model, state)
     assert same(fresh.state_dict(), optimizer.state_dict())
@@ -80,7 +67,7 @@ def test_stopped_after_any_step_it_goes_on_bit_for_bit(options):
 
 @some_optimizers
 def test_loading_goes_over_whatever_was_there(build):
-    model, optimizer = trained(build, 6)
+    model, optimizer = trained_by_name(build, 6)
     state = copy.deepcopy(optimizer.state_dict())
     start = weights(model)
     train(model, optimizer, range(6, 11))
@@ -94,7 +81,7 @@ def test_loading_goes_over_whatever_was_there(build):
 
 @some_optimizers
 def test_a_loaded_state_is_a_copy(build):
-    model, optimizer = trained(build, 6)
+    model, optimizer = trained_by_name(build, 6)
     state = copy.deepcopy(optimizer.state_dict())
     kept = copy.deepcopy(state)
     twin, fresh = resumed(build, model, state)
@@ -110,11 +97,11 @@ def test_asking_for_the_state_or_for_figures_changes_nothing(build):
         optimizer.state_dict()
         optimizer.diagnostics()
         train(model, optimizer, [step])
-    assert same(weights(model), weights(trained(build, 9)[0]))
+    assert same(weights(model), weights(trained_by_name(build, 9)[0]))
 
 
 def test_a_state_that_went_on_before_it_was_saved_is_refused():
-    model, optimizer = trained(mfac, 6)
+    model, optimizer = trained_by_name(mfac, 6)
     state = optimizer.state_dict()
     train(model, optimizer, range(6, 8))
     with pytest.raises(ValueError, match=r"the window went on after state_dict\(\).*save the state, or deep-copy it"):
@@ -122,7 +109,7 @@ def test_a_state_that_went_on_before_it_was_saved_is_refused():
 
 
 def test_options_of_groups_come_from_the_state_as_with_any_optimizer():
-    model, optimizer = trained(mfac, 3, lr=0.125, momentum=0.25)
+    model, optimizer = trained_by_name(mfac, 3, lr=0.125, momentum=0.25)
     _, fresh = resumed(mfac, model, optimizer.state_dict())
     assert fresh.param_groups[0]["lr"] == 0.125
     assert fresh.param_groups[0]["momentum"] == 0.25
@@ -133,7 +120,7 @@ def test_options_of_groups_come_from_the_state_as_with_any_optimizer():
 
 @every_optimizer
 def test_a_state_of_before_an_option_was_there_can_be_loaded(build):
-    model, optimizer = trained(build, 6)
+    model, optimizer = trained_by_name(build, 6)
     state = copy.deepcopy(optimizer.state_dict())
     for group in state["param_groups"]:
         for name in ("maximize", "nesterov", "decoupled_weight_decay"):
@@ -145,7 +132,7 @@ def test_a_state_of_before_an_option_was_there_can_be_loaded(build):
 
 
 def test_steps_may_be_tensors_and_other_entries_are_kept():
-    model, optimizer = trained(mfac, 6)
+    model, optimizer = trained_by_name(mfac, 6)
     optimizer.state[model[0].weight]["note"] = torch.ones(2)
     state = copy.deepcopy(optimizer.state_dict())
     for entry in state["state"].values():
@@ -157,7 +144,7 @@ def test_steps_may_be_tensors_and_other_entries_are_kept():
 
 
 def test_a_state_that_someone_cleared_begins_again():
-    model, optimizer = trained(mfac, 6, momentum=0.9)
+    model, optimizer = trained_by_name(mfac, 6, momentum=0.9)
     optimizer.state.clear()
     train(model, optimizer, [6])
     assert optimizer.state[model[0].weight]["step"] == 1
@@ -169,7 +156,7 @@ def test_a_state_of_a_few_thawed_parameters_is_loaded_into_more():
     """What was frozen when it was saved has had zero gradients."""
     model = network()
     model[0].requires_grad_(False)
-    _, optimizer = trained(mfac, 7, model, momentum=0.9)
+    _, optimizer = trained_by_name(mfac, 7, model, momentum=0.9)
     state = copy.deepcopy(optimizer.state_dict())
     assert state["state"].keys() == {2, 3}
     twin = copy.deepcopy(model)
@@ -183,7 +170,7 @@ def test_a_state_of_a_few_thawed_parameters_is_loaded_into_more():
 
 
 def test_a_state_of_more_parameters_than_are_trained_here_widens_the_window():
-    model, optimizer = trained(mfac, 7, momentum=0.9)
+    model, optimizer = trained_by_name(mfac, 7, momentum=0.9)
     twin = copy.deepcopy(model)
     twin[2].requires_grad_(False)
     fresh = mfac(twin.named_parameters(), momentum=0.9)
@@ -201,7 +188,7 @@ def test_a_state_of_more_parameters_than_are_trained_here_widens_the_window():
 @pytest.mark.parametrize("here", [None, torch.bfloat16, torch.float64])
 def test_a_window_stored_otherwise_is_converted(there, here):
     """Equal to a run whose window had those rows."""
-    model, optimizer = trained(mfac, 8, window=there)
+    model, optimizer = trained_by_name(mfac, 8, window=there)
     state = copy.deepcopy(optimizer.state_dict())
     twin, fresh = resumed(mfac, model, state, window=here)
     dtype = torch.float32 if here is None else here
@@ -218,7 +205,7 @@ def test_a_window_stored_otherwise_is_converted(there, here):
 def test_a_smaller_storage_where_the_first_parameter_has_no_rows_yet():
     model = network()
     model[0].requires_grad_(False)
-    _, optimizer = trained(mfac, 7, model)
+    _, optimizer = trained_by_name(mfac, 7, model)
     state = copy.deepcopy(optimizer.state_dict())
     model.requires_grad_(True)
     _, fresh = resumed(mfac, model, state, window=torch.bfloat16)
@@ -229,7 +216,7 @@ def test_a_smaller_storage_where_the_first_parameter_has_no_rows_yet():
 
 def test_momentum_of_parameters_in_bfloat16_is_not_rounded():
     model = network().bfloat16()
-    _, optimizer = trained(mfac, 6, model, momentum=0.9)
+    _, optimizer = trained_by_name(mfac, 6, model, momentum=0.9)
     assert optimizer.state[model[0].weight]["momentum_buffer"].dtype == torch.float32
     _, fresh = resumed(mfac, model, through_a_file(optimizer.state_dict()))
     assert same(fresh.state_dict(), optimizer.state_dict())
@@ -241,7 +228,7 @@ def test_momentum_of_parameters_in_bfloat16_is_not_rounded():
 @every_optimizer
 @pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed")
 def test_distributed_checkpoints_of_the_plain_state(build, tmp_path):
-    model, optimizer = trained(build, 8)
+    model, optimizer = trained_by_name(build, 8)
     dcp.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, checkpoint_id=tmp_path)
     twin = network()
     fresh = build(twin.named_parameters())
@@ -258,7 +245,7 @@ def test_distributed_checkpoints_of_the_plain_state(build, tmp_path):
 @some_optimizers
 @pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed")
 def test_distributed_checkpoints_of_the_state_by_name(build, tmp_path):
-    model, optimizer = trained(build, 8)
+    model, optimizer = trained_by_name(build, 8)
     dcp.save({"optimizer": get_optimizer_state_dict(model, optimizer)}, checkpoint_id=tmp_path)
     twin = copy.deepcopy(model)
     fresh = build(twin.named_parameters())
@@ -273,7 +260,7 @@ def test_distributed_checkpoints_of_the_state_by_name(build, tmp_path):
 
 @some_optimizers
 def test_a_full_state_by_name(build):
-    model, optimizer = trained(build, 8)
+    model, optimizer = trained_by_name(build, 8)
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     state = get_optimizer_state_dict(model, optimizer, options=options)
     twin = copy.deepcopy(model)
@@ -285,6 +272,6 @@ def test_a_full_state_by_name(build):
 
 
 def test_a_flattened_state_is_refused_when_it_is_saved():
-    model, optimizer = trained(mfac, 3)
+    model, optimizer = trained_by_name(mfac, 3)
     with pytest.raises(NotImplementedError, match="Flattening optimizer state_dict only supports"):
         get_optimizer_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))

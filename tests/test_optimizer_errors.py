@@ -12,21 +12,11 @@ from optimizers import (
     loss_of,
     mfac,
     network,
+    ready,
     same,
     train,
     weights,
 )
-
-
-def ready(build, steps, **options):
-    """A model with gradients, and an optimizer that has taken some steps."""
-    model = network()
-    optimizer = build(model.named_parameters(), **options)
-    train(model, optimizer, range(steps))
-    optimizer.zero_grad()
-    loss_of(model, steps).backward()
-    return model, optimizer
-
 
 # Arguments.
 

@@ -10,25 +10,14 @@ from torch.optim import optimizer as torch_optimizer
 from optimizers import (
     every_optimizer,
     mfac,
+    moved,
     network,
     same,
     some_optimizers,
     train,
+    trained,
     weights,
 )
-
-
-def trained(build, steps=8, **options):
-    model = network()
-    optimizer = build(model.parameters(), **options)
-    train(model, optimizer, range(steps))
-    return model, optimizer
-
-
-def moved(before, model):
-    """Which parameters are not what they were."""
-    return [not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True)]
-
 
 # Learning rates.
 

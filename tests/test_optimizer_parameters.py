@@ -12,26 +12,15 @@ from optimizers import (
     every_optimizer,
     loss_of,
     mfac,
+    moved,
     network,
     same,
     some_optimizers,
     train,
+    trained,
     weights,
     without_decay,
 )
-
-
-def trained(build, steps=8, **options):
-    model = network()
-    optimizer = build(model.parameters(), **options)
-    train(model, optimizer, range(steps))
-    return model, optimizer
-
-
-def moved(before, model):
-    """Which parameters are not what they were."""
-    return [not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True)]
-
 
 # Parameters, in all their forms.
 

@@ -13,16 +13,9 @@ from optimizers import (
     network,
     same,
     train,
+    trained_by_name,
     weights,
 )
-
-
-def trained(build, steps, model=None, **options):
-    model = network() if model is None else model
-    optimizer = build(model.named_parameters(), **options)
-    train(model, optimizer, range(steps))
-    return model, optimizer
-
 
 # States of something else.
 
@@ -78,7 +71,7 @@ def test_the_state_of_something_else_is_refused_and_nothing_changes(other, steps
         optimizer.load_state_dict(copy.deepcopy(stranger.state_dict()))
     assert same(optimizer.state_dict(), before)
     train(model, optimizer, range(steps, 9))
-    assert same(weights(model), weights(trained(mfac, 9, momentum=0.9)[0]))
+    assert same(weights(model), weights(trained_by_name(mfac, 9, momentum=0.9)[0]))
 
 
 def test_names_in_another_order_are_refused():
@@ -119,4 +112,4 @@ def test_masks_that_differ_are_refused(there, here, words):
 @pytest.mark.parametrize("state", [{}, {"state": {}, "param_groups": []}, {"state": {0: {"rows": torch.ones(2, 2)}}}])
 def test_what_is_no_state_at_all_is_refused(state):
     with pytest.raises(ValueError, match="not a state of MFAC: it has no window of gradients"):
-        trained(mfac, 1)[1].load_state_dict(state)
+        trained_by_name(mfac, 1)[1].load_state_dict(state)

@@ -14,9 +14,11 @@ from optimizers import (
     every_optimizer,
     loss_of,
     mfac,
+    moved,
     network,
     same,
     train,
+    trained,
     weights,
 )
 
@@ -29,18 +31,6 @@ def closure_for(model, optimizer, step=0):
         return loss
 
     return closure
-
-
-def trained(build, steps=8, **options):
-    model = network()
-    optimizer = build(model.parameters(), **options)
-    train(model, optimizer, range(steps))
-    return model, optimizer
-
-
-def moved(before, model):
-    """Which parameters are not what they were."""
-    return [not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True)]
 
 
 # Where it goes.

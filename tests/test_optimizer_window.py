@@ -9,25 +9,14 @@ from torch import nn
 from mfac import MFAC, MFACPreconditioner
 from optimizers import (
     SETTINGS,
-    loss_of,
     mask_of,
     mfac,
     network,
+    ready,
     same,
     train,
     weights,
 )
-
-
-def ready(build, steps, **options):
-    """A model with gradients, and an optimizer that has taken some steps."""
-    model = network()
-    optimizer = build(model.named_parameters(), **options)
-    train(model, optimizer, range(steps))
-    optimizer.zero_grad()
-    loss_of(model, steps).backward()
-    return model, optimizer
-
 
 # Damping.
 

@@ -1,7 +1,6 @@
 """The preconditioner by itself: its edges, and its state."""
 
 import copy
-import io
 
 import pytest
 import torch
@@ -12,24 +11,10 @@ from optimizers import (
     mfac,
     network,
     same,
-    train,
+    through_a_file,
+    trained_by_name,
     weights,
 )
-
-
-def through_a_file(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
-def trained(build, steps, model=None, **options):
-    model = network() if model is None else model
-    optimizer = build(model.named_parameters(), **options)
-    train(model, optimizer, range(steps))
-    return model, optimizer
-
 
 # The preconditioner.
 
@@ -61,7 +46,7 @@ def test_a_preconditioner_saved_and_loaded_goes_on_bit_for_bit(steps):
 
 
 def test_a_preconditioner_refuses_the_state_of_something_else():
-    model, optimizer = trained(mfac, 3)
+    model, optimizer = trained_by_name(mfac, 3)
     preconditioner = MFACPreconditioner(model.parameters(), 5)
     with pytest.raises(ValueError, match="not a state of MFACPreconditioner: it has no window; was it saved by an opt"):
         preconditioner.load_state_dict(optimizer.state_dict())

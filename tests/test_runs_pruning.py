@@ -1,8 +1,6 @@
 """Pruning runs: the same masks whether they were interrupted or not, and everything that a cell should have."""
 
-import errno
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -16,10 +14,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import mfac
-from mfac.pruning import atomic_file
 from mfac.runs.pruning_run import run_pruning
 from mfac.runs.task_batches import CountedStream
-from run_cases import GRADUAL, ONE_SHOT, StopAfter, data, loss, network, small_task, start, tensor_bytes
+from run_cases import GRADUAL, ONE_SHOT, StopAfter, data, full_disk, loss, network, small_task, start, tensor_bytes
 
 HERE = Path(__file__).parent
 
@@ -178,18 +175,8 @@ def test_gradual_pruning_trains_by_the_tasks_optimizer(tmp_path):
 
 def test_a_full_disk_keeps_what_was_there(tmp_path, monkeypatch):
     settings = replace(ONE_SHOT, sparsities=(0.5, 0.8))
-    real, left = os.fsync, [14]
-
-    def full(handle):
-        left[0] -= 1
-        if left[0] <= 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(handle)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(atomic_file.os, "fsync", full)
-        with pytest.raises(OSError, match="No space left"):
-            run(tmp_path / "full", settings)
+    with full_disk(monkeypatch, after=14), pytest.raises(OSError, match="No space left"):
+        run(tmp_path / "full", settings)
     assert len(json.loads((tmp_path / "full" / "run.json").read_text())["cells"]) == 1
     run(tmp_path / "full", settings)
     run(tmp_path / "whole", settings)
