@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mfac.datasets.sentences import Example, load_glue
-from mfac.tasks import ranks
+from mfac.tasks import correlations
 from mfac.tasks.minilm import minilm_encoder, tokenizer
 from mfac.tasks.similarity import SentencePairs
 
@@ -29,7 +29,7 @@ def pairs(split: str, batch_size: int, limit: int | None = None) -> list[tuple[t
 def spearman(model: SentencePairs, batches: list[tuple[tuple[Tensor, ...], Tensor]]) -> float:
     """The rank correlation of cosines and scores."""
     cosines = torch.cat([model(*inputs) for inputs, _ in batches])
-    return ranks.spearman(cosines, torch.cat([scores for _, scores in batches]))
+    return correlations.spearman(cosines, torch.cat([scores for _, scores in batches]))
 
 
 def _encode(tokenizer: Any, rows: list[Example]) -> tuple[tuple[Tensor, ...], Tensor]:

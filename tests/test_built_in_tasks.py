@@ -10,8 +10,9 @@ from torch import nn
 import mfac
 from mfac.datasets import MissingData, data_folder
 from mfac.tasks import BUILT_IN, Task, TaskError, load_task
-from mfac.tasks.glue import SentenceBatches, correct
-from mfac.tasks.ranks import spearman
+from mfac.tasks.correlations import spearman
+from mfac.tasks.glue import correct
+from mfac.tasks.sentence_batches import SentenceBatches, Tokens
 from mfac.tasks.similarity import PairBatches
 
 
@@ -128,15 +129,15 @@ def test_minilm_on_glue_at_hand(name):
 
 
 def test_sentences_are_padded_to_the_longest_of_the_batch():
-    examples = [([101, *range(5, 5 + n), 102], [0] * (n + 2), float(n % 2)) for n in range(1, 20)]
-    batches = list(SentenceBatches(examples, shuffle=False))
+    examples = [Tokens([101, *range(5, 5 + n), 102], [0] * (n + 2), float(n % 2)) for n in range(1, 20)]
+    batches = list(SentenceBatches(examples, 16, shuffle=False))
     assert [len(batch["labels"]) for batch in batches] == [16, 3]
     first = batches[0]
     assert first["input_ids"].shape == (16, 18)
     assert first["attention_mask"].sum(1).tolist() == list(range(3, 19))
     assert first["input_ids"][0].tolist() == [101, 5, 102] + [0] * 15
     assert first["labels"].dtype == torch.int64
-    shuffled = SentenceBatches(examples, shuffle=True)
+    shuffled = SentenceBatches(examples, 16, shuffle=True)
     assert len(list(shuffled)) == len(shuffled) == 1
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import mfac
 from experiments import drawing
@@ -28,11 +28,12 @@ from experiments.data import data_root
 from experiments.models.bert import SIZES as BERTS
 from experiments.models.bert import bert_classifier
 from experiments.recipe import Recipe, Request, Results
-from experiments.sentence_batches import SentenceBatches, Tokens, encode
 from experiments.training import Training, last_loss, linear
 from mfac.datasets.sentences import COLUMNS
 from mfac.gradients import model_loss
+from mfac.tasks.correlations import pearson, spearman
 from mfac.tasks.minilm import minilm_classifier, tokenizer
+from mfac.tasks.sentence_batches import SentenceBatches, Tokens, encode
 
 RATES = {"Adam": (2e-5, 1e-4, 3e-4), "M-FAC": (0.03, 0.1, 0.3)}
 DAMPING = 1e-3
@@ -108,7 +109,10 @@ def tuned(
     classes = COLUMNS[task].classes
     model = make_model(len(classes) or 1)
     train, dev = (examples(task, split, settings.longest, settings.steps is None) for split in ("train", "dev"))
-    batches = SentenceBatches(train[: settings.train], settings.batch_size, regression=not classes, seed=seed)
+    batches = SentenceBatches(
+        train[: settings.train], settings.batch_size, shuffle=True, regression=not classes,
+        generator=torch.Generator().manual_seed(seed),
+    )  # fmt: skip
     held_out = SentenceBatches(dev[: settings.dev], 50, regression=not classes)
     whole = EPOCHS[task] * len(batches)
     steps = whole if steps is None else steps
@@ -141,23 +145,11 @@ def measures(model: nn.Module, batches: SentenceBatches, classes: bool) -> dict[
     pairs = [(model(**batch).logits, batch["labels"]) for batch in batches]
     outputs, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
     if not classes:
-        return {"pearson": correlation(outputs.flatten(), labels), "spearman": correlation(_ranks(outputs.flatten()),
-                                                                                       _ranks(labels))}  # fmt: skip
+        return {"pearson": 100 * pearson(outputs, labels), "spearman": 100 * spearman(outputs, labels)}
     guesses = outputs.argmax(1)
     both = float(((guesses == 1) & (labels == 1)).sum())
     f1 = 2 * both / max(1.0, float((guesses == 1).sum() + (labels == 1).sum()))
     return {"accuracy": 100 * float((guesses == labels).double().mean()), "f1": 100 * f1}
-
-
-def correlation(a: Tensor, b: Tensor) -> float:
-    """Pearson's, in per cent; 0 where all of one are the same."""
-    return 100 * float(torch.corrcoef(torch.stack([a.double(), b.double()]))[0, 1].nan_to_num())
-
-
-def _ranks(values: Tensor) -> Tensor:
-    """Ranks, ties sharing their mean."""
-    _, inverse, counts = values.unique(return_inverse=True, return_counts=True)
-    return (counts.cumsum(0).double() - (counts - 1) / 2)[inverse]
 
 
 def table(cells: dict[str, Any]) -> dict[str, dict[str, tuple[float, float, int]]]:

@@ -1,19 +1,19 @@
 """Three tasks of GLUE for a small pretrained BERT with a classifier: MRPC, RTE and SST-2."""
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mfac.datasets.folder import data_folder
-from mfac.datasets.sentences import COLUMNS, load_glue
+from mfac.datasets.sentences import COLUMNS
 from mfac.gradients import model_loss
 from mfac.gradients.batches import numbered
 from mfac.tasks.minilm import minilm_classifier, tokenizer
+from mfac.tasks.sentence_batches import Batch, SentenceBatches, Tokens, encode
 from mfac.tasks.task import Task
 
 BATCH_SIZE = 16
@@ -22,7 +22,6 @@ LENGTH = 128  # tokens; longer pairs are cut
 # More of it gains hardly anything on MRPC.
 PRETRAINING_STEPS = {"mrpc": 230, "rte": 155, "sst2": 600}
 WARM_UP = 0.1
-Batch = dict[str, Tensor]
 
 
 def glue(task: str) -> Task:
@@ -33,7 +32,7 @@ def glue(task: str) -> Task:
     """
 
     def batches(split: str) -> SentenceBatches:
-        return SentenceBatches(_encode(task, split, data_folder()), shuffle=split == "train")
+        return SentenceBatches(_encode(task, split, data_folder()), BATCH_SIZE, shuffle=split == "train")
 
     return Task(
         name=f"glue-{task}",
@@ -45,41 +44,6 @@ def glue(task: str) -> Task:
         optimizer=partial(torch.optim.AdamW, lr=5e-5),
         pretrain=lambda model: _fine_tune(model, batches("train"), PRETRAINING_STEPS[task]),
     )
-
-
-class SentenceBatches:
-    """Batches as a Hugging Face model takes them, each padded to its longest sentence.
-
-    The order of a shuffled pass is drawn from torch's global random state when the pass begins, and its last batch is
-    left out if it is smaller.
-
-    Args:
-        examples: (token ids, token types, label) of every example.
-        shuffle: a new order in each pass.
-    """
-
-    def __init__(self, examples: list[tuple[list[int], list[int], float]], *, shuffle: bool):
-        self.examples, self.shuffle = examples, shuffle
-
-    def __len__(self) -> int:
-        whole, rest = divmod(len(self.examples), BATCH_SIZE)
-        return whole + bool(rest and not self.shuffle)
-
-    def __iter__(self) -> Iterator[Batch]:
-        count = len(self.examples)
-        order = (torch.randperm(count) if self.shuffle else torch.arange(count)).tolist()
-        for i in range(len(self)):
-            yield self._collate([self.examples[k] for k in order[i * BATCH_SIZE : (i + 1) * BATCH_SIZE]])
-
-    def _collate(self, chosen: list[tuple[list[int], list[int], float]]) -> Batch:
-        width = max(len(ids) for ids, _, _ in chosen)
-        ids, types, mask = (torch.zeros(len(chosen), width, dtype=torch.int64) for _ in range(3))  # 0 is [PAD]
-        for row, (tokens, kinds, _) in enumerate(chosen):
-            ids[row, : len(tokens)] = torch.tensor(tokens)
-            types[row, : len(tokens)] = torch.tensor(kinds)
-            mask[row, : len(tokens)] = 1
-        labels = torch.tensor([label for _, _, label in chosen], dtype=torch.int64)
-        return {"input_ids": ids, "token_type_ids": types, "attention_mask": mask, "labels": labels}
 
 
 def correct(outputs: Tensor, labels: Tensor) -> float:
@@ -119,10 +83,6 @@ def _fine_tune(model: nn.Module, batches: SentenceBatches, steps: int, lr: float
 
 
 @cache
-def _encode(task: str, split: str, folder: Path) -> list[tuple[list[int], list[int], float]]:
+def _encode(task: str, split: str, folder: Path) -> list[Tokens]:
     """Read and cut into tokens once for each folder, which is asked for only so that another MFAC_DATA is another."""
-    examples = load_glue(task, split)
-    second: Any = [example.second for example in examples] if examples[0].second is not None else None
-    encoded = tokenizer()([example.first for example in examples], second, truncation=True, max_length=LENGTH)
-    labels = [example.label for example in examples]
-    return list(zip(encoded["input_ids"], encoded["token_type_ids"], labels, strict=True))
+    return encode(task, split, tokenizer(), LENGTH)

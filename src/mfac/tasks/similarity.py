@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from mfac.datasets.folder import data_folder
 from mfac.datasets.sentences import load_glue
 from mfac.gradients import criterion_loss
+from mfac.tasks.correlations import spearman
 from mfac.tasks.minilm import minilm_encoder, tokenizer
-from mfac.tasks.ranks import spearman
 from mfac.tasks.task import Task
 
 BATCH_SIZE = 16

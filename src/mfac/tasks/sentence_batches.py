@@ -1,17 +1,17 @@
 """The tasks of GLUE as batches of tokens, each padded to its longest sentence."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mfac.datasets import load_glue
+from mfac.datasets.sentences import load_glue
+
+Batch = dict[str, Tensor]
 
 
-@dataclass(frozen=True)
-class Tokens:
+class Tokens(NamedTuple):
     """Of one sentence or pair: the ids, which of the two sentences each belongs to, and the label."""
 
     ids: list[int]
@@ -22,7 +22,7 @@ class Tokens:
 def encode(task: str, split: str, tokenizer: Any, longest: int, cut: bool = True) -> list[Tokens]:
     """All examples; those over `longest` tokens are cut, or left out."""
     examples = load_glue(task, split)
-    second = None if examples[0].second is None else [example.second for example in examples]
+    second: Any = None if examples[0].second is None else [example.second for example in examples]
     limit = {"truncation": True, "max_length": longest} if cut else {}
     encoded = tokenizer([example.first for example in examples], second, **limit)
     rows = zip(encoded["input_ids"], encoded["token_type_ids"], examples, strict=True)
@@ -32,29 +32,39 @@ def encode(task: str, split: str, tokenizer: Any, longest: int, cut: bool = True
 class SentenceBatches:
     """Batches as a Hugging Face model takes them.
 
+    The order of a shuffled pass is drawn when the pass begins, and its last batch is left out if it is smaller.
+
     Args:
         examples: of `encode`.
-        batch_size: of every batch; a smaller last one is left out where batches are shuffled.
+        batch_size: of every batch.
+        shuffle: a new order in each pass.
         regression: labels are numbers, not classes.
-        seed: of the order, anew in each pass; None: in order.
+        generator: of the order; None: torch's global random state.
     """
 
-    def __init__(self, examples: list[Tokens], batch_size: int, *, regression: bool, seed: int | None = None):
-        self.examples, self.batch_size = examples, batch_size
+    def __init__(
+        self,
+        examples: list[Tokens],
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        regression: bool = False,
+        generator: torch.Generator | None = None,
+    ):
+        self.examples, self.batch_size, self.shuffle, self.generator = examples, batch_size, shuffle, generator
         self.dtype = torch.float32 if regression else torch.int64
-        self.generator = None if seed is None else torch.Generator().manual_seed(seed)
 
     def __len__(self) -> int:
         whole, rest = divmod(len(self.examples), self.batch_size)
-        return whole + bool(rest and self.generator is None)
+        return whole + bool(rest and not self.shuffle)
 
-    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+    def __iter__(self) -> Iterator[Batch]:
         count = len(self.examples)
-        order = range(count) if self.generator is None else torch.randperm(count, generator=self.generator).tolist()
+        order = torch.randperm(count, generator=self.generator).tolist() if self.shuffle else range(count)
         for i in range(len(self)):
             yield self._collate([self.examples[k] for k in order[i * self.batch_size : (i + 1) * self.batch_size]])
 
-    def _collate(self, chosen: list[Tokens]) -> dict[str, Tensor]:
+    def _collate(self, chosen: list[Tokens]) -> Batch:
         width = max(len(example.ids) for example in chosen)
         ids, types, mask = (torch.zeros(len(chosen), width, dtype=torch.int64) for _ in range(3))  # 0 is [PAD]
         for row, example in enumerate(chosen):
