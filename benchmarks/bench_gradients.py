@@ -13,7 +13,8 @@ by the order of things on the heap, and they would drown the rest.
 
 `overhead` is the share of the time of `collect_gradients` that is spent neither in the loss function (forward) nor in
 `torch.autograd.grad` (backward), by clocks around the two; `overhead_but_storing` leaves out the writing of the row
-too. Both are medians over the rounds.
+too. Both are medians over the rounds. An MLP does a few operations a weight and sample, so its overhead is about that
+of writing the row over the samples in a batch: it is measured for batches of three sizes.
 """
 
 import argparse
@@ -44,11 +45,11 @@ SAMPLES = 512
 BATCH = 128
 
 
-def lenet() -> Case:
+def lenet(samples: int = SAMPLES) -> Case:
     """An MLP for MNIST: LeNet-300-100."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 100), nn.ReLU(), nn.Linear(100, 10))
-    return Case(model, cross_entropy, (torch.randn(SAMPLES, 784), torch.randint(10, (SAMPLES,))))
+    return Case(model, cross_entropy, (torch.randn(samples, 784), torch.randint(10, (samples,))))
 
 
 def resnet() -> Case:
@@ -85,6 +86,7 @@ def lstm() -> Case:
 CASES: dict[str, Callable[[], Case]] = {"mlp": lenet, "bert_tiny": bert_tiny, "resnet20": resnet, "lstm": lstm}
 REPEATS = {"mlp": 64, "lstm": 4}  # of the batches: enough rows for the time that a call takes besides
 SINGLES = {"mlp": 512}  # rows of a sample each, if not 128
+LARGER_BATCHES = (512, 1024)  # of the MLP
 
 
 def clock() -> float:
@@ -171,11 +173,14 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
     case.model.eval()
     dim = sum(p.numel() for p in case.model.parameters())
     batches = [cut(case.batch, i, i + BATCH) for i in range(0, SAMPLES, BATCH)]
-    return {
+    found: dict[str, Any] = {
         "parameters": dim,
         "batch": measure_batches(case, REPEATS.get(name, 1) * batches, dim, rounds),
         "per_sample": measure_samples(case, batches, SINGLES.get(name, 128), dim, rounds),
     }
+    for size in LARGER_BATCHES if name == "mlp" else ():
+        found[f"batch of {size}"] = measure_batches(case, 64 * [lenet(size).batch], dim, rounds)
+    return found
 
 
 def measure_batches(case: Case, batches: list[Any], dim: int, rounds: int) -> dict[str, float]:
