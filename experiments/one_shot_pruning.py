@@ -49,6 +49,10 @@ BEST: dict[str, dict[str, Any]] = {
     "60, 80 %, K-FAC, statistics re-estimated": {
         "stages": {0.8: 32}, "recalibrated": True, "method": "kfac", "augment": False
     },
+    "60, 80, 90 %, K-FAC, statistics left": {"stages": {0.8: 32, 0.9: 32}, "method": "kfac", "augment": False},
+    "60, 80, 90 %, K-FAC, statistics re-estimated": {
+        "stages": {0.8: 32, 0.9: 32}, "recalibrated": True, "method": "kfac", "augment": False
+    },
 }  # fmt: skip
 
 
