@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,13 +29,14 @@ from torch import nn
 import mfac
 from experiments import drawing, minilm
 from experiments.data import HALVES, ImageBatches, accuracy, load_cifar10
-from experiments.ledger import RESULTS, Ledger
+from experiments.ledger import Ledger
 from experiments.resnet import mfac_resnet20
 from mfac.pruning import PruningResult, prune
 from mfac.pruning.batch_norm import recalibrate
 
 LOSS = mfac.criterion_loss(nn.CrossEntropyLoss())
 COMMAND = "python -m experiments.one_shot_pruning"
+IMAGES = Path(__file__).parent.parent / "docs" / "images"
 PAPER = {  # Table 6 of the paper: accuracy at 10, 20, ..., 90 %
     "none": (91.4, 91.3, 91.0, 90.2, 88.4, 84.8, 77.2, 50.4, 11.5),
     "obs": (91.4, 91.4, 91.5, 91.2, 90.8, 89.7, 86.8, 75.6, 28.2),
@@ -347,7 +349,7 @@ def plot() -> None:
     dense = Ledger("one_shot_defaults", "").cells["dense"]["accuracy"]
     methods = {key: _curve(row.values()) for key, row in Ledger("one_shot_methods", "").cells.items()}
     title = "ResNet20 on CIFAR-10, 32 batches a step, no training after it"
-    print(drawing.lines(RESULTS / "one_shot_methods.png", _over(dense, methods), title=title, **words))
+    print(drawing.lines(IMAGES / "one_shot_methods.png", _over(dense, methods), title=title, **words))
     reached = {f"best: {key}": _curve(row.values()) for key, row in Ledger("one_shot_best", "").cells.items()}
     cells = Ledger("one_shot_defaults", "").cells
     reached["mfac.prune as it comes"] = _curve(cell for cell in cells.values() if "sparsity" in cell)
@@ -355,7 +357,7 @@ def plot() -> None:
         if key.startswith("joint, 1024"):
             reached["full matrix, 1,024 gradients, joint"] = _curve(row["steps"])
     title = "ResNet20 on CIFAR-10, the most that was reached without training"
-    print(drawing.lines(RESULTS / "one_shot_best.png", _over(dense, reached), title=title, **words))
+    print(drawing.lines(IMAGES / "one_shot_best.png", _over(dense, reached), title=title, **words))
 
 
 def _curve(cells: Iterable[dict[str, Any]]) -> tuple[list[float], list[float]]:
