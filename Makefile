@@ -30,7 +30,7 @@ docs: $(READY)  ## the documentation as a site, build/site/index.html; a warning
 	$(BIN)/mkdocs build --quiet --strict
 	@echo "open build/site/index.html"
 
-bench: $(READY)  ## measure against the paper's algorithms and the machine's limits; writes benchmarks/results
+bench: $(READY)  ## measure against the paper's algorithms, what one would take instead, and the machine's limits
 	$(BIN)/python benchmarks/run.py
 
 experiments-small: $(READY)  ## the paper's tables and figures at a size for two cores; goes on where it was stopped

@@ -5,7 +5,8 @@
 
 With one thread the clock is the processor time of the process, which a busy machine disturbs least; with more it is the
 wall's. A window is filled without the passes that filling costs: with a few rows over and over, and a Gram matrix that
-has only their squared norms. The time of a step depends on neither; its answer would.
+has only their squared norms. The time of a step depends on neither; its answer would. "Not compiled" is what a machine
+without a C compiler gets.
 """
 
 import argparse
@@ -24,7 +25,9 @@ STORAGES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
+    "bfloat16, not compiled": torch.bfloat16,
     "int8": torch.int8,
+    "int8, not compiled": torch.int8,
     "int8, blocks of 1024": mfac.Int8(block=1024),
     "int8, stochastic": mfac.Int8(stochastic=True),
     "top-k 1 %": mfac.TopK(0.01),
@@ -66,6 +69,7 @@ def best_times(operators, rounds=12):
     for _ in range(rounds):
         for name, (op, gradients) in operators.items():
             g = gradients.next()
+            mfac.native.allow("not compiled" not in name)
             began = clock()
             op.update_and_apply(g)
             best[name] = min(best[name], clock() - began)

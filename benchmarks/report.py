@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import matplotlib
@@ -9,6 +10,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from page_text import measured_on, seconds, table
 from timing import RESULTS
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
@@ -17,23 +19,6 @@ IMAGES = PAGE.parent / "images"
 
 def load(name):
     return json.loads((RESULTS / f"{name}.json").read_text())
-
-
-def table(heads, rows):
-    lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join(["---"] * len(heads)) + " |"]
-    return "\n".join(lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows])
-
-
-def measured_on(record):
-    env = record["environment"]
-    return (
-        f"`{record['command']}`, {env['date']}: {env['processor']}, {env['threads']} threads, {env['memory_gib']} GiB, "
-        f"torch {env['torch']}, Python {env['python']}."
-    )
-
-
-def seconds(value):
-    return f"{value:.3g} s" if value >= 1 else f"{1e3 * value:.3g} ms"
 
 
 def static():
@@ -193,10 +178,106 @@ def optimizer():
     )
 
 
+def windows():
+    record = load("windows")
+    rows = [
+        [
+            f"{row['d']:,}",
+            row["m"],
+            row["storage"],
+            f"{row['bytes'] / 1e9:.2f} GB",
+            f"{row['bytes_of_float32']:.3f}",
+            seconds(row["step_s"]),
+            "float32 does not fit" if row["time_of_float32"] is None else f"**{row['time_of_float32']:.2f}**",
+        ]
+        for row in record["rows"]
+        if row["what"] == "step"
+    ]
+    heads = ["weights", "m", "storage", "window", "of float32", "step", "of float32's"]
+    return table(heads, rows) + "\n\n" + measured_on(record)
+
+
+def files():
+    record = load("files")
+    rows = [
+        [
+            row["storage"],
+            "" if "bytes" not in row else f"{row['bytes'] / 1e6:.1f} MB ({row['of_float32']:.3f})",
+            "" if "bytes" not in row else seconds(row["collect_s"]),
+            "" if "bytes" not in row else seconds(row["set_up_and_diagonal_s"]),
+            f"{row['cosine']:.4f}",
+            f"{row['diagonal_correlation']:.3f}",
+        ]
+        for row in record["rows"]
+    ]
+    heads = ["storage", "file (of float32)", "collecting", "set-up and diagonal", "cosine of F⁻¹x", "diagonal"]
+    return table(heads, rows) + "\n\n" + measured_on(record)
+
+
+def profile_step():
+    record = load("profile_step")
+    parts = list(record["rows"][0]["parts_s"])
+    rows = [
+        [
+            f"{row['d']:,}",
+            row["m"],
+            seconds(row["whole_s"]),
+            f"**{row['whole_s'] / row['bare_passes_s']:.2f}**",
+            *(f"{seconds(row['parts_s'][part])} ({row['parts_s'][part] / row['whole_s']:.0%})" for part in parts),
+        ]
+        for row in record["rows"]
+    ]
+    _plot_profile(record["rows"], parts)
+    heads = ["d", "m", "step", "of two bare passes", *parts]
+    picture = "![where the time of a step goes](images/profile_step.png)"
+    return f"{picture}\n\n{table(heads, rows)}\n\n{measured_on(record)}"
+
+
+def _plot_profile(rows, parts):
+    figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
+    names = [f"d = {row['d']:,}\nm = {row['m']:,}" for row in rows]
+    left = [0.0] * len(rows)
+    for part, colour in zip(parts, ("#3066be", "#edae49", "#d1495b", "#bbbbbb"), strict=True):
+        shares = [100 * row["parts_s"][part] / row["whole_s"] for row in rows]
+        axes.barh(names, shares, left=left, label=part, color=colour)
+        left = [a + b for a, b in zip(left, shares, strict=True)]
+    for place, row in enumerate(rows):
+        ratio = row["whole_s"] / row["bare_passes_s"]
+        axes.text(102, place, f"{seconds(row['whole_s'])}: {ratio:.2f} of the bare passes", va="center", fontsize=9)
+    axes.set(xlabel="% of update_and_apply", xlim=(0, 165), title="Where the time of a step goes")
+    axes.set_xticks(range(0, 101, 25))
+    axes.invert_yaxis()
+    figure.legend(loc="outside lower center", ncols=4, frameon=False)
+    figure.savefig(IMAGES / "profile_step.png", dpi=140)
+
+
+def peers():
+    from peers import page
+
+    return page.section(load("peers"), IMAGES)
+
+
+def peers_page(size):
+    """The page of a smaller run, beside its record in build/bench."""
+    from peers import page
+
+    folder = PAGE.parent.parent / "build" / "bench"
+    record = json.loads((folder / f"peers_{size}.json").read_text())
+    (folder / f"peers_{size}.md").write_text(f"# Peers\n\n{page.section(record, folder / 'images')}\n")
+    print(f"wrote {folder / f'peers_{size}.md'}")
+
+
 def main():
+    for size in ("quick", "smoke"):
+        if f"--{size}" in sys.argv:
+            return peers_page(size)
     IMAGES.mkdir(exist_ok=True)
     text = PAGE.read_text()
     for name, make in (
+        ("peers", peers),
+        ("profile_step", profile_step),
+        ("windows", windows),
+        ("files", files),
         ("static", static),
         ("blocks", blocks),
         ("dynamic", dynamic),
@@ -207,6 +288,9 @@ def main():
     ):
         marked = re.compile(rf"<!-- {name} -->\n.*?<!-- /{name} -->", re.DOTALL)
         assert marked.search(text), f"{PAGE} has no place for {name}"
+        if not (RESULTS / f"{name}.json").exists():
+            print(f"{name} has not been measured yet: its place on the page stays as it is")
+            continue
         made = f"<!-- {name} -->\n{make()}\n<!-- /{name} -->"
         text = text.replace(marked.search(text)[0], made)
     PAGE.write_text(text)

@@ -8,12 +8,16 @@ from pathlib import Path
 HERE = Path(__file__).parent
 SCRIPTS = [
     "bench_dynamic",
+    "profile_step",
     "bench_static",
     "bench_blocks",
     "bench_scaling",
     "bench_pages",
     "bench_gradients",
+    "bench_files",
     "bench_optimizer",
+    "bench_windows",
+    "bench_peers",
 ]
 
 

@@ -58,11 +58,11 @@ def environment() -> dict[str, object]:
     return {"date": datetime.date.today().isoformat(), **machine()}
 
 
-def save(name: str, command: str, rows: list[dict[str, object]]) -> None:
-    """Writes benchmarks/results/NAME.json with the command and the environment."""
-    RESULTS.mkdir(exist_ok=True)
+def save(name: str, command: str, rows: list[dict[str, object]], folder: Path = RESULTS) -> None:
+    """Writes NAME.json with the command and the environment, to benchmarks/results unless another folder is given."""
+    folder.mkdir(parents=True, exist_ok=True)
     record = {"command": command, "environment": environment(), "rows": rows}
-    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
 def show(row: dict[str, object]) -> None:

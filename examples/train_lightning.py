@@ -3,6 +3,7 @@
     python examples/train_lightning.py
     python examples/train_lightning.py --manual                                    # backward and step by hand
     python examples/train_lightning.py --resume checkpoints/digits-step=92.ckpt    # the same weights in the end
+    torchrun --nproc-per-node 2 examples/train_lightning.py --ranks 2              # data parallel, half a window each
 
 Digits, with the settings of train_plain.py, which explains them.
 """
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import lightning
 import torch
+import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -30,7 +32,13 @@ class Digits(lightning.LightningModule):
 
     def configure_optimizers(self):
         optimizer = MFAC(
-            self.named_parameters(), lr=1.0, num_grads=self.num_grads, damping=0.1, normalize="sum", momentum=0.9
+            self.named_parameters(),
+            lr=1.0,
+            num_grads=self.num_grads,
+            damping=0.1,
+            normalize="sum",
+            momentum=0.9,
+            process_group=dist.group.WORLD if dist.is_initialized() else None,
         )
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
@@ -56,6 +64,7 @@ def parse(argv):
     parser = argparse.ArgumentParser(description="digits with MFAC in Lightning")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--num-grads", type=int, default=64, help="m, the gradients in the window")
+    parser.add_argument("--ranks", type=int, default=1, help="processes, as many as torchrun has started")
     parser.add_argument("--manual", action="store_true", help="manual optimization")
     parser.add_argument("--folder", type=Path, default=Path("checkpoints"))
     parser.add_argument("--resume", type=Path, help="a checkpoint to go on from")
@@ -73,7 +82,11 @@ def main(argv=None):
     trainer = lightning.Trainer(
         max_epochs=args.epochs,
         accelerator="cpu",
-        callbacks=[checkpoints],
+        devices=args.ranks,
+        strategy="ddp" if args.ranks > 1 else "auto",
+        # Lightning writes the first process's state alone: a part of the window, which MFAC would refuse to load.
+        callbacks=[checkpoints] if args.ranks == 1 else [],
+        enable_checkpointing=args.ranks == 1,
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,

@@ -4,6 +4,7 @@
     python examples/train_transformers.py --by-class                             # optimizer_cls_and_kwargs
     python examples/train_transformers.py --resume checkpoints/checkpoint-40     # the same weights in the end
     python examples/train_transformers.py --glue MRPC --steps 115                # real text, a pretrained MiniLM
+    torchrun --nproc-per-node 2 examples/train_transformers.py                   # data parallel, half a window each
 
 A tiny BERT learns whether made-up reviews are kind; nothing is downloaded. normalize="sum" lets one learning rate serve
 every num_grads. For MRPC lr=0.1 and damping=1e-3 are the paper's for BERT (1e-4 and 1e-6 with 1,024 gradients, their
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from transformers import DataCollatorWithPadding, Trainer, TrainingArguments, get_scheduler, set_seed
 
 from mfac import MFAC
@@ -48,6 +50,7 @@ def choose_optimizer(args, model):
         "num_grads": args.num_grads,
         "damping": args.damping or damping,
         "normalize": "sum",
+        "process_group": dist.group.WORLD if dist.is_initialized() else None,
     }
     if args.by_class:
         return {"optimizer_cls_and_kwargs": (MFAC, kwargs)}  # Trainer makes groups with and without weight decay
@@ -68,12 +71,15 @@ def main(argv=None):
         lr_scheduler_type="linear",
         max_grad_norm=0,  # Trainer clips at 1 unless told not to; a row of the window should be the gradient itself
         logging_steps=10,
+        # Trainer writes the first process's state alone: half a window, which MFAC would refuse to load.
+        save_strategy="no" if dist.is_torchelastic_launched() else "steps",
         save_steps=max(1, args.steps // 2),
         save_total_limit=2,  # each checkpoint holds the window: num_grads times the trained weights
         report_to=[],
         disable_tqdm=True,
         use_cpu=True,
     )
+    _ = settings.device  # joins the processes that torchrun has started, before the optimizer is built
     trainer = Trainer(
         model,
         settings,

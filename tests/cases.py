@@ -92,6 +92,10 @@ def in_float64(rows, damping, folder):
     return Built(mfac.StaticInverseFisher(rows, damping, precision="float64"), rows)
 
 
+def on_devices(rows, damping, folder):
+    return Built(mfac.StaticInverseFisher(rows, damping, devices=["cpu", "cpu", "cpu"]), rows)
+
+
 def blocks_of(block_size, **options):
     def build(rows, damping, folder):
         d = rows.shape[1]
@@ -138,11 +142,11 @@ def weighted(rows, damping, folder):
     return Built(mfac.StaticInverseFisher(rows, damping, row_weights=weights), rows, weights=weights)
 
 
-def dynamic(rows, damping, folder, window=None, laps=2.5):
+def dynamic(rows, damping, folder, window=None, laps=2.5, devices=None):
     """A window that went round and was filled out of order, and holds just these rows at the end."""
     m, d = rows.shape
     answers = torch.float64 if rows.dtype == torch.float64 else torch.float32
-    op = mfac.DynamicInverseFisher(m, d, damping, dtype=answers, window=window or rows.dtype)
+    op = mfac.DynamicInverseFisher(m, d, damping, dtype=answers, window=window or rows.dtype, devices=devices)
     for i in range(int(laps * m)):
         op.update(rows[(7 * i) % m] * (1 + 0.5 * (i % 3)))
     for k in reversed(range(op.num_seen)):
@@ -176,6 +180,8 @@ OPERATORS: dict[str, Callable[[Tensor, float, Any], Built]] = {
     "blocks overwritten": blocks_of(15, overwrite=True),
     "blocks paged": blocks_of(4, page_size=9),
     "one weight a block": blocks_of(1),
+    "three devices": on_devices,
+    "blocks on two devices": blocks_of(15, devices=["cpu", "cpu"]),
     "pages": paged(7),
     "one column a page": paged(1),
     "one page": paged(1000),
@@ -184,6 +190,7 @@ OPERATORS: dict[str, Callable[[Tensor, float, Any], Built]] = {
     "summed blocks": summed,
     "weighted": weighted,
     "dynamic": dynamic,
+    "dynamic_devices": partial(dynamic, devices=["cpu", "cpu", "cpu"]),
     "dynamic, bfloat16 rows": stored_in(torch.bfloat16),
     "dynamic, int8 rows": stored_in(mfac.Int8(block=16)),
     "dynamic, top-k rows": stored_in(mfac.TopK(0.2, block=16)),

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from mfac import MFAC, Int8, TopK
-from mfac.parameter_window import group_parameters
+from mfac.parameter_groups import group_parameters
 
 SETTINGS: dict[str, Any] = {"lr": 0.02, "num_grads": 5, "damping": 0.1}
 

@@ -58,5 +58,6 @@ def _serve(rank, store, pipe):
         try:
             pipe.send((function(groups[size], *arguments), None))
         except BaseException as error:
-            pipe.send((error, traceback.format_exc()))
+            # What pytest raises itself cannot be pickled; the traceback tells it.
+            pipe.send((error if isinstance(error, Exception) else None, traceback.format_exc()))
     dist.destroy_process_group()

@@ -11,13 +11,16 @@ import mfac
 ROOT = Path(mfac.__file__).parent
 # Each room may import those of the rows above it, and its own row's for what stands before it.
 LAYERS = [
-    ["quantization"],
+    ["quantization", "native"],
+    ["row_formats"],
     ["woodbury", "products", "reference", "memory", "gradient_file", "layout", "progress", "ranks"],
-    ["precision", "blocks"],
-    ["pages"],
+    ["precision", "blocks", "parameter_groups", "column_shards", "replacement"],
+    ["pages", "shares"],
     ["sliding", "dual", "primal", "inverse_fisher"],
-    ["static", "gradients"],
+    ["spread_rows"],
     ["windows"],
+    ["static", "gradients"],
+    ["saved_window"],
     ["dynamic"],
     ["parameter_window"],
     ["optimizer", "preconditioner"],

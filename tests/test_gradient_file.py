@@ -55,8 +55,8 @@ def test_rows_that_are_not_there(path):
 
 
 def test_integers_are_not_stored(path):
-    with pytest.raises(ValueError, match=r"stores float32, .* not torch.int8; choose one of these"):
-        GradientFile.create(path, 1, 1, torch.int8)
+    with pytest.raises(ValueError, match=r"stores float32, .* not torch.int32; choose one of these"):
+        GradientFile.create(path, 1, 1, torch.int32)
 
 
 def test_a_fingerprint_that_is_too_long(path):

@@ -69,6 +69,54 @@ def test_ranks_that_differ_are_told_alike(rank_pool, odd):
     assert rank_pool.run(3, disagreed, odd) == [True] * 3
 
 
+def failed(group, kind):
+    ranks = Ranks(group)
+    with ranks.together("the first part"):
+        pass
+    try:
+        with ranks.together("the second part"):
+            if ranks.rank == 1:
+                raise kind("it broke")
+    except BaseException as error:
+        caught = type(error).__name__, str(error)
+    return *caught, ranks.total(ranks.rank + 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "others"), [(ValueError, "ValueError"), (MemoryError, "MemoryError"), (KeyboardInterrupt, "RuntimeError")]
+)
+def test_what_fails_on_one_rank_fails_on_all(rank_pool, kind, others):
+    told = (others, f"the second part failed on rank 1: {kind.__name__}: it broke", 6)
+    assert rank_pool.run(3, failed, kind) == [told, (kind.__name__, "it broke", 6), told]
+
+
+def of_the_first(group, dtype):
+    ranks = Ranks(group)
+    values = torch.arange(6).view(2, 3).add(ranks.rank).to(dtype)
+    ranks.from_first_(values.T)  # a view that is not contiguous
+    return values, ranks.from_first_(torch.tensor(ranks.rank)), ranks.from_first_(torch.empty(0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.bool, torch.int64])
+def test_values_of_the_first_rank(rank_pool, dtype):
+    for values, single, nothing in rank_pool.run(3, of_the_first, dtype):
+        assert torch.equal(values, torch.arange(6).view(2, 3).to(dtype))
+        assert int(single) == 0
+        assert not len(nothing)
+
+
+def differing(group):
+    ranks = Ranks(group)
+    ranks.agree_on({"one": 1, "two": [2]})
+    with pytest.raises(ValueError, match="two must be the same on every rank: rank 1 has 3, rank 0 2;"):
+        ranks.agree_on({"one": 1, "two": 2 + ranks.rank})
+    return True
+
+
+def test_the_argument_that_differs_is_named(rank_pool):
+    assert rank_pool.run(2, differing) == [True] * 2
+
+
 def test_alone_nothing_is_sent():
     ranks, values = Ranks(), torch.ones(2)
     assert ranks.sum_(values) is values
@@ -77,3 +125,7 @@ def test_alone_nothing_is_sent():
     assert ranks.any(True)
     assert not ranks.any(False)
     ranks.agree("anything", object())
+    assert ranks.from_first_(values) is values
+    assert ranks.total(3) == 3
+    with pytest.raises(ZeroDivisionError), ranks.together("something"):
+        _ = 1 / 0

@@ -10,7 +10,7 @@ import oracle
 from cases import ROWS, mixed, write
 from mfac.blocks import Run, block_runs
 from mfac.pages import Pages
-from mfac.static import _check_memory
+from mfac.spread_rows import _check_memory
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def test_bad_indices_are_refused(index, message):
     ],
 )
 def test_more_memory_than_there_is_is_refused_with_what_would_fit(monkeypatch, available, options, message):
-    monkeypatch.setattr("mfac.static.available_memory", lambda device: available)
+    monkeypatch.setattr("mfac.spread_rows.available_memory", lambda device: available)
     with pytest.raises(MemoryError, match=message):
         mfac.StaticInverseFisher(mixed(12, 40), **options)
     if "block_size" in message:
@@ -184,7 +184,7 @@ def test_more_memory_than_there_is_is_refused_with_what_would_fit(monkeypatch, a
 
 
 def test_gradients_that_do_not_fit_where_they_should_go_are_refused_with_a_page_size(monkeypatch):
-    monkeypatch.setattr("mfac.static.available_memory", lambda device: 4000)
+    monkeypatch.setattr("mfac.spread_rows.available_memory", lambda device: 4000)
     with pytest.raises(MemoryError, match=r"1.0 MiB to move the gradients there.*what would fit: page_size=9 "):
         _check_memory([Run(0, 20_000, 1)], 2, 2**20, torch.device("meta"))
 

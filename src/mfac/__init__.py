@@ -28,6 +28,7 @@ from mfac.pruning import (
     to_torch_ao,
     to_torch_prune,
 )
+from mfac.shares import ColumnShare, column_shares
 from mfac.static import StaticInverseFisher
 from mfac.windows import Int8, TopK
 
@@ -35,6 +36,7 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "MFAC",
+    "ColumnShare",
     "DynamicInverseFisher",
     "FisherBlocks",
     "GradientFile",
@@ -50,6 +52,7 @@ __all__ = [
     "apply_masks",
     "attach_masks",
     "collect_gradients",
+    "column_shares",
     "criterion_loss",
     "geometric_schedule",
     "learning_rate_cycle",

@@ -25,6 +25,8 @@ class Run:
 
     def pieces(self, columns: int) -> Iterator["Piece"]:
         """Cuts the run into pieces of at most `columns` columns: whole blocks where they fit, else slices of one."""
+        if self.length == 0:  # all that a rank has of a block may be nothing
+            return
         if self.length <= columns:
             step = columns // self.length
             for first in range(0, self.count, step):
@@ -93,6 +95,16 @@ def block_runs(dim: int, block_size: int | None, sizes: Sequence[int] | None = N
                 _extend(runs, Run(start, length, count))
                 start += length * count
     return runs
+
+
+def runs_between(runs: Sequence[Run], start: int, stop: int) -> list[Run]:
+    """The blocks that lie in the columns `start` to `stop` - 1, where both are ends of blocks."""
+    found = []
+    for run in runs:
+        first, last = max(start, run.start), min(stop, run.stop)
+        if first < last:
+            found.append(Run(first, run.length, (last - first) // run.length))
+    return found
 
 
 def _extend(runs: list[Run], run: Run) -> None:

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from mfac import products, woodbury
 from mfac.blocks import Piece, Run
-from mfac.pages import Pages
+from mfac.pages import Pages, SpreadPages
 from mfac.precision import float32_holds
+from mfac.ranks import Ranks
 
 
 class DualBlocks:
@@ -19,9 +20,12 @@ class DualBlocks:
     and where the stored dtype can hold it, G's memory takes W = L⁻¹ G instead: then S⁻¹ is the identity, and an element
     costs O(m) where it cost O(m²).
 
+    Of a block that several ranks share, each has some columns of G, and S and L in full: G Gᵀ and G x are sums over
+    the ranks, the rest is their own.
+
     Args:
         run: where the blocks lie.
-        pages: where G is.
+        pages: where G is, on one device or on several.
         weights: c with F = λI + Σ c_i g_i g_iᵀ; None: 1/m each.
         damping: λ.
         columns: the length of a piece.
@@ -29,12 +33,13 @@ class DualBlocks:
         auto: go from float32 to float64 where float32 is not safe.
         gram: G Gᵀ of every block, where it is known already.
         overwrite: whether G's memory may be used.
+        ranks: that share the block, which is the only one of its run then.
     """
 
     def __init__(
         self,
         run: Run,
-        pages: Pages,
+        pages: Pages | SpreadPages,
         weights: Float[Tensor, " m"] | None,
         damping: float,
         columns: int,
@@ -42,9 +47,11 @@ class DualBlocks:
         auto: bool,
         gram: Float[Tensor, "blocks m m"] | None = None,
         overwrite: bool = False,
+        ranks: Ranks | None = None,
     ):
         self.run = run
         self._pages = pages
+        self._ranks = Ranks() if ranks is None else ranks
         self._m = pages.shape[0]
         self._weights = weights
         # Rows scaled by it all have the weight 1/m.
@@ -66,8 +73,14 @@ class DualBlocks:
         return self._m * self._damping
 
     @property
+    def device(self) -> torch.device:
+        """Where vectors are expected."""
+        return self._pages.device
+
+    @property
     def _whole_blocks(self) -> bool:
-        return self.run.length <= self._columns
+        whole = isinstance(self._pages, Pages) and self._ranks.group is None
+        return whole and self.run.length <= self._columns
 
     def apply(self, x: Float[Tensor, "n *k"]) -> Float[Tensor, "n *k"]:
         """F⁻¹ x: one load of a piece that has whole blocks, two of one that has a slice."""
@@ -76,11 +89,11 @@ class DualBlocks:
         projected = None if self._whole_blocks else self._coefficients(self._project(x, dtype), slice(None))
         for piece, G in self._stream():
             local = self._local(piece)
-            part = x[local].to(dtype)
+            part = x[local].to(G.device, dtype)
             if projected is None:
                 a = self._coefficients(products.project(G, piece.split(part), dtype), piece.blocks)
             else:
-                a = projected[piece.blocks]
+                a = projected[piece.blocks].to(G.device)
             out[local] = (part - products.combine(G, a, dtype).flatten(0, 1)).div_(self._damping)
         return out
 
@@ -89,7 +102,7 @@ class DualBlocks:
         dtype = torch.float64 if x.dtype == torch.float64 else self._dtype
         p = self._project(x, dtype)
         z = p if self._whitened else woodbury.half_solve(self._L, self._scaled(p))
-        squared = x.double().unflatten(0, (self.run.count, self.run.length)).square().sum(1)
+        squared = self._ranks.sum_(x.double().unflatten(0, (self.run.count, self.run.length)).square().sum(1))
         curvature = self._damping * squared + (self._L @ z).square().sum(1) / self._m
         return woodbury.quadratic_form(squared, z.square().sum(1), curvature, self._damping).sum(0)
 
@@ -113,7 +126,7 @@ class DualBlocks:
 
     def logdet(self) -> Float[Tensor, ""]:
         """log det F⁻¹."""
-        return -woodbury.log_det_fisher(self._L, self._shift, self._damping, self.run.length).sum()
+        return -woodbury.log_det_fisher(self._L, self._shift, self._damping, self._ranks.total(self.run.length)).sum()
 
     def refactor(self, damping: float) -> None:
         """Makes it right for another damping; no pass over G, unless a smaller one asks for more digits than K has."""
@@ -135,12 +148,29 @@ class DualBlocks:
     def _factor(self, damping: float, dtype: torch.dtype) -> tuple[Float[Tensor, "blocks m m"], torch.dtype]:
         """L of every block, and the dtype that products need; a piece of whole blocks goes from G to L in cache."""
         shift = self._m * damping
-        make = torch.empty if self._whole_blocks else torch.zeros
-        L = make(self.run.count, self._m, self._m, dtype=torch.float64, device=self._pages.device)
+        if not self._whole_blocks:
+            K, dtype = self._gram(shift, dtype)
+            with self._ranks.together("the factor of the Gram matrix"):
+                return woodbury.factor(K, shift, overwrite=True), dtype
+        # Column by column, as LAPACK writes and reads it: otherwise every block is transposed on its way in and out.
+        L = torch.empty(self.run.count, self._m, self._m, dtype=torch.float64, device=self.device).transpose(1, 2)
         for piece, G in self._stream():
-            K, dtype = self._add_gram(None if self._whole_blocks else L[piece.blocks], G, shift, dtype)
-            L[piece.blocks] = woodbury.factor(K, shift, overwrite=True) if self._whole_blocks else K
-        return (L, dtype) if self._whole_blocks else (woodbury.factor(L, shift, overwrite=True), dtype)
+            K, dtype = self._add_gram(None, G, shift, dtype)
+            L[piece.blocks] = woodbury.factor(K, shift, overwrite=True)
+        return L, dtype
+
+    def _gram(self, shift: float, dtype: torch.dtype) -> tuple[Float[Tensor, "blocks m m"], torch.dtype]:
+        """G Gᵀ of every block, summed piece by piece and over the ranks, and the dtype that products need."""
+        stored = dtype
+        with self._ranks.together("the Gram matrix of the gradients"):
+            K = torch.zeros(self.run.count, self._m, self._m, dtype=torch.float64, device=self.device)
+            for piece, G in self._stream():
+                # The errors of all ranks add up: each is allowed its part.
+                K[piece.blocks], dtype = self._add_gram(K[piece.blocks], G, shift / self._ranks.size, dtype)
+        if self._ranks.size > 1:
+            self._ranks.sum_(K)
+            dtype = torch.float64 if self._auto and not float32_holds(K, shift) else stored
+        return K, dtype
 
     def _add_gram(
         self,
@@ -154,7 +184,7 @@ class DualBlocks:
         It is summed in float32 while the sum so far is small beside the damping, and in float64 from then on: so one
         pass is enough, whatever comes.
         """
-        K = self._scaled_gram(products.gram(G, dtype))
+        K = self._scaled_gram(products.gram(G, dtype).to(self.device))
         K = K if before is None else K.add_(before)
         if dtype == torch.float32 and (not self._auto or float32_holds(K, shift)):
             return K, dtype
@@ -165,10 +195,12 @@ class DualBlocks:
         return K, dtype
 
     def _project(self, x: Float[Tensor, "n *k"], dtype: torch.dtype) -> Float[Tensor, "blocks m *k"]:
+        """G x, over all ranks."""
         p = torch.zeros(self.run.count, self._m, *x.shape[1:], dtype=torch.float64, device=x.device)
         for piece, G in self._stream():
-            p[piece.blocks] += products.project(G, piece.split(x[self._local(piece)]), dtype)
-        return p
+            part = piece.split(x[self._local(piece)]).to(G.device)
+            p[piece.blocks] += products.project(G, part, dtype).to(x.device)
+        return self._ranks.sum_(p)
 
     def _coefficients(self, p: Float[Tensor, "blocks m *k"], blocks: slice) -> Float[Tensor, "blocks m *k"]:
         """S⁻¹ p, with the rows' scale on both sides."""
@@ -195,11 +227,12 @@ class DualBlocks:
         for piece, G in self._stream():
             if self._whitened:  # L W has G's columns again
                 squares = products.column_squares(G, None, self._dtype)
-                fisher = products.whitened_squares(self._L[piece.blocks], G, self._dtype) / self._m
+                fisher = products.whitened_squares(self._L[piece.blocks].to(G.device), G, self._dtype) / self._m
             else:
                 lower = self._whitening(piece.blocks) if Linv is None else Linv[piece.blocks]
-                squares = products.whitened_squares(lower, G, self._dtype)
-                fisher = products.column_squares(G, self._weights, self._dtype)
+                squares = products.whitened_squares(lower.to(G.device), G, self._dtype)
+                weights = None if self._weights is None else self._weights.to(G.device)
+                fisher = products.column_squares(G, weights, self._dtype)
                 fisher = fisher / self._m if self._weights is None else fisher
             out[self._local(piece)] = woodbury.inverse_diagonal(
                 squares, fisher + self._damping, self._damping
@@ -223,7 +256,7 @@ class DualBlocks:
 
     def _multiply_rows(self, lower: Float[Tensor, "blocks m m"]) -> None:
         for piece, G in self._stream():
-            products.whiten_(lower[piece.blocks], G, self._dtype)
+            products.whiten_(lower[piece.blocks].to(G.device), G, self._dtype)
             self._pages.accept_changes()
 
     def _stream(self) -> Iterator[tuple[Piece, Float[Tensor, "blocks m length"]]]:

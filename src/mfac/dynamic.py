@@ -1,18 +1,23 @@
 """The dynamic operator: a sliding window of gradients, one replaced at a time."""
 
+import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from mfac.blocks import Run
 from mfac.dual import DualBlocks
 from mfac.inverse_fisher import InverseFisher
 from mfac.precision import SENSITIVITY_LIMIT, Precision, check_precision, float32_holds
+from mfac.ranks import Ranks
+from mfac.saved_window import check_products, check_state
 from mfac.sliding import SlidingInverse
-from mfac.static import WIDE_PIECE
-from mfac.windows import SavedRows, Window, as_kind, check_memory, saved_rows
+from mfac.spread_rows import WIDE_PIECE
+from mfac.windows import Window, as_devices, as_kind, build_rows, check_wider, saved_rows
 from mfac.windows import window_bytes as window_bytes  # whoever plans for this operator asks here
 
 Normalize = Literal["seen", "full", "sum"]
@@ -38,6 +43,10 @@ class DynamicInverseFisher(InverseFisher):
         normalize: "seen" divides by the gradients in the window, "full" by m from the start, "sum" by nothing.
         window: how rows are stored: a dtype, torch.int8 or `Int8`, `TopK`; answers are exact for the rows as stored.
         precision: of products with the window: "float32", "float64", or "auto": float32 where that is safe.
+        process_group: whose ranks hold a piece of the columns each. `dim` is how many this one has, vectors, diagonals
+            and indices are of its piece, and all ranks call the same methods in the same order. An update sends m
+            numbers.
+        devices: of this process, that hold a piece of the columns each; vectors come and go on the first.
 
     Raises:
         ValueError: an argument out of its range.
@@ -55,19 +64,25 @@ class DynamicInverseFisher(InverseFisher):
         normalize: Normalize = "seen",
         window: Window | None = None,
         precision: Precision = "auto",
+        process_group: ProcessGroup | None = None,
+        devices: Sequence[torch.device | str] | None = None,
     ):
+        self._ranks = Ranks(process_group)
+        arguments = {"num_grads": num_grads, "damping": damping, "dtype": dtype, "normalize": normalize}
+        self._ranks.agree("the window", {**arguments, "window": window, "precision": precision})
         _check_count("num_grads", num_grads)
         _check_count("dim", dim)
         check_precision(precision)
         if normalize not in ("seen", "full", "sum"):
             raise ValueError(f"normalize must be 'seen', 'full' or 'sum', not {normalize!r}")
         kind = as_kind(_check_dtype(dtype) if window is None else window)
-        super().__init__(dim, damping, _check_dtype(dtype), torch.empty(0, device=device).device)
-        check_memory(num_grads, dim, kind, self.device)
+        places = as_devices(device, devices)
+        super().__init__(dim, damping, _check_dtype(dtype), places[0])
         self._capacity = num_grads
         self._normalize = normalize
         self._precision = precision
-        self._rows = kind.build(num_grads, dim, self.device)
+        with self._ranks.together("building the window"):
+            self._rows = build_rows(kind, num_grads, dim, places)
         self._inverse = SlidingInverse(num_grads, self.device)
         self._updates = 0  # how many rows were ever added by `update`
         self._rough: set[int] = set()  # rows whose products with the others were made in float32
@@ -115,13 +130,14 @@ class DynamicInverseFisher(InverseFisher):
             ValueError, RuntimeError: as for `update`.
         """
         k = self._updates % self._capacity
-        self.update(g)
+        self._exchange(k, g)
+        self._updates += 1
         if self._inverse.inverse is None:  # else the update has judged already
             self._inverse.settle()
-            self._judge(float(self._inverse.sensitivity(k)))
+            self._judge(self._inverse.sensitivity(k))
         self._inverse.settle()
         dtype = self._update_dtype(g.dtype)
-        coefficients = self._inverse.column(k) * self._divisor(self.num_seen)
+        coefficients = self._inverse.column(k, self._divisor(self.num_seen))
         return self._rows.combine(coefficients, dtype).to(g.dtype)
 
     @torch.no_grad()
@@ -133,7 +149,7 @@ class DynamicInverseFisher(InverseFisher):
             MemoryError: the wider window, made beside the present one, is larger than the memory.
         """
         _check_count("extra", extra)
-        check_memory(self._capacity, self._dim + extra, self._rows.kind, self.device)
+        check_wider(self._rows, extra, self.device)
         self._rows.widen(extra)
         self._dim, self._snapshot = self._dim + extra, None
 
@@ -160,10 +176,24 @@ class DynamicInverseFisher(InverseFisher):
 
     @torch.no_grad()
     def logdet(self) -> Float[Tensor, ""]:
-        """log det F⁻¹, in float64."""
+        """log det F⁻¹, in float64; over the weights of all ranks."""
         if self.num_seen == 0:
-            return -self._dim * torch.tensor(self.damping, dtype=torch.float64, device=self.device).log()
+            weights = torch.tensor(self._ranks.total(self._dim), dtype=torch.float64, device=self.device)
+            return -weights * math.log(self.damping)
         return self._frozen().logdet()
+
+    def to_dense(self) -> Float[Tensor, "d d"]:
+        """F⁻¹ as a d x d tensor; for people and tests, where d is small.
+
+        Raises:
+            ValueError: its columns are on several ranks.
+        """
+        if self._ranks.size > 1:
+            raise ValueError(
+                f"the columns of this operator are on {self._ranks.size} ranks, and a dense matrix has all of them; "
+                "use op @ x with pieces of x, or op.diagonal()"
+            )
+        return super().to_dense()
 
     def state_dict(self) -> dict[str, Any]:
         """All of the state, with the same entries at any time, which checkpoints that load in place ask for.
@@ -200,10 +230,12 @@ class DynamicInverseFisher(InverseFisher):
             ValueError: the state is of another window, its rows are not those its products were made from, or have
                 numbers that this storage cannot hold. Nothing has changed.
         """
-        _check_state(state, {"num_grads": self._capacity, "dim": self._dim, "normalize": self._normalize})
+        check_state(state, {"num_grads": self._capacity, "dim": self._dim, "normalize": self._normalize})
         saved, n = saved_rows(state["rows"]), int(state["num_seen"])
-        _check_products(saved, state["gram"].diagonal()[:n])
-        converted = self._rows.load(saved, n)
+        check_products(self._ranks, saved, state["gram"].diagonal()[:n].to(self.device))
+        with self._ranks.together("loading the rows"):
+            converted = self._rows.load(saved, n)
+        converted = self._ranks.any(converted, self.device)
         self._damping = float(state["damping"])
         self._updates = int(state["updates"])
         self._rough = set(state["rough"].nonzero().flatten().tolist())
@@ -227,8 +259,8 @@ class DynamicInverseFisher(InverseFisher):
         dtype = self._update_dtype(self._rows.dtype)
         column = self._rows.project(n, stored.dense, dtype)
         column[k] = torch.linalg.vector_norm(stored.dense, dtype=torch.float64).square()
-        checks = self._inverse.stage(k, column, self._divisor(n) * self.damping)
-        square, drift, sensitivity = checks.tolist()
+        self._ranks.sum_(column)
+        square, drift, sensitivity = self._inverse.stage(k, column, self._divisor(n) * self.damping)
         if not square < float("inf"):
             self._inverse.rollback()
             raise NonFiniteGradientError(
@@ -265,10 +297,10 @@ class DynamicInverseFisher(InverseFisher):
         """Makes the products of the rough rows anew, in float64."""
         n, K = self.num_seen, self._inverse.K
         if 2 * len(self._rough) > n:
-            K[:n, :n] = self._rows.gram(n, torch.float64)
+            K[:n, :n] = self._ranks.sum_(self._rows.gram(n, torch.float64))
         else:
             for k in sorted(self._rough):
-                K[:n, k] = K[k, :n] = self._rows.project(n, self._rows.row(k), torch.float64)
+                K[:n, k] = K[k, :n] = self._project(self._rows.row(k), torch.float64)
         self._rough.clear()
         self._snapshot = None
         self._inverse.reset()
@@ -289,13 +321,17 @@ class DynamicInverseFisher(InverseFisher):
             return x / self.damping
         dtype = torch.float64 if x.dtype == torch.float64 else self._exact_dtype()
         self._inverse.settle()
-        a = self._inverse.solve(self._rows.project(self.num_seen, x, dtype))
+        a = self._inverse.solve(self._project(x, dtype))
         return (x.to(dtype) - self._rows.combine(a, dtype)).div_(self.damping).to(x.dtype)
 
     def _quadratic_form(self, x: Float[Tensor, "d k"]) -> Float[Tensor, " k"]:
         if self.num_seen == 0:
-            return x.double().square().sum(0) / self.damping
+            return self._ranks.sum_(x.double().square().sum(0)) / self.damping
         return self._frozen().quadratic_form(x)
+
+    def _project(self, x: Float[Tensor, "d *k"], dtype: torch.dtype) -> Float[Tensor, "n *k"]:
+        """G x over all ranks."""
+        return self._ranks.sum_(self._rows.project(self.num_seen, x, dtype))
 
     def _elements(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         if self.num_seen == 0:
@@ -321,7 +357,9 @@ class DynamicInverseFisher(InverseFisher):
             run, columns = Run(0, self._dim, 1), max(1, WIDE_PIECE // n)
             gram = self._inverse.K[None, :n, :n]
             pages = self._rows.pages(n)
-            self._snapshot = DualBlocks(run, pages, weights, self.damping, columns, dtype, False, gram)
+            self._snapshot = DualBlocks(
+                run, pages, weights, self.damping, columns, dtype, False, gram, ranks=self._ranks
+            )
         return self._snapshot
 
     def _check_gradient(self, g: Tensor) -> None:
@@ -343,23 +381,3 @@ def _check_dtype(dtype: torch.dtype) -> torch.dtype:
     if dtype not in ANSWER_DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(map(str, ANSWER_DTYPES))}, not {dtype!r}")
     return dtype
-
-
-def _check_products(saved: SavedRows, squares: Float[Tensor, " n"]) -> None:
-    """Refuses rows whose squared norms are not those on the saved Gram matrix's diagonal."""
-    rows = (saved.row(k) for k in range(len(squares)))
-    found = [torch.linalg.vector_norm(row, dtype=torch.float64).square().cpu() for row in rows]
-    if found and not torch.allclose(torch.stack(found), squares.cpu(), rtol=1e-3, atol=0):
-        raise ValueError(
-            "the saved rows are not those that the saved products were made from: the window went on after "
-            "state_dict(), whose rows are its own memory; save the state, or deep-copy it, before going on"
-        )
-
-
-def _check_state(state: dict[str, Any], expected: dict[str, Any]) -> None:
-    for name, value in expected.items():
-        if state.get(name) != value:
-            raise ValueError(
-                f"the state was saved with {name}={state.get(name)!r}, this window has {name}={value!r}; build the "
-                "operator with the saved value"
-            )

@@ -31,13 +31,19 @@ class ParameterLayout:
         self._lay(_choose(model, params), _masks_by_parameter(named, masks, "the model"))
 
     @classmethod
-    def of_tensors(cls, named: Mapping[str, Tensor], masks: Masks = None) -> "ParameterLayout":
-        """The layout of tensors that come without a model, in their order, as an optimizer has them."""
+    def of_tensors(cls, named: Mapping[str, Tensor], masks: Masks = None, complete: bool = True) -> "ParameterLayout":
+        """The layout of tensors that come without a model, in their order, as an optimizer has them.
+
+        Args:
+            named: {name: tensor}.
+            masks: as for any layout.
+            complete: False for pieces of parameters, of which there may be none here.
+        """
         layout = cls.__new__(cls)
-        layout._lay(named, _masks_by_parameter(named, masks, "the optimizer"))
+        layout._lay(named, _masks_by_parameter(named, masks, "the optimizer"), complete)
         return layout
 
-    def _lay(self, chosen: Mapping[str, Tensor], found: dict[int, Tensor]) -> None:
+    def _lay(self, chosen: Mapping[str, Tensor], found: dict[int, Tensor], complete: bool = True) -> None:
         self.names: tuple[str, ...] = tuple(chosen)
         self.tensors: tuple[Tensor, ...] = tuple(chosen.values())
         self.full_sizes: tuple[int, ...] = tuple(tensor.numel() for tensor in self.tensors)
@@ -49,7 +55,7 @@ class ParameterLayout:
             size if kept is None else len(kept) for size, kept in zip(self.full_sizes, self.kept, strict=True)
         )
         self.dim: int = sum(self.sizes)
-        if self.dim == 0:
+        if self.dim == 0 and complete:
             raise ValueError("the masks keep no coordinate at all (True = kept); at least one is needed for a row")
 
     @property

@@ -8,25 +8,24 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.optim.optimizer import Optimizer, ParamsT
 
+from mfac.column_shards import columns_of, like, local, local_gradients, local_pieces
 from mfac.dynamic import Normalize
-from mfac.layout import ParameterLayout
-from mfac.parameter_window import (
-    Damping,
-    NonFinite,
-    ParameterWindow,
+from mfac.parameter_groups import (
+    GROUP_OPTIONS,
+    check_group,
+    group_options,
     group_parameters,
     name_masks,
     name_parameters,
     read_state,
-    row_dtype,
 )
+from mfac.parameter_window import Damping, NonFinite, ParameterWindow, row_dtype
 from mfac.precision import Precision
 from mfac.windows import Window, window_bytes
 
-GROUP_OPTIONS = {"lr", "momentum", "nesterov", "weight_decay", "decoupled_weight_decay", "maximize"}
-WINDOW_OPTIONS = {"num_grads", "damping", "normalize", "window", "masks", "update_every", "max_step_norm"}
 WINDOW_ENTRIES = {"rows", "columns", "shape", "mask", "window"}  # of a parameter's state, all of them the window's
 
 
@@ -88,9 +87,13 @@ class MFAC(Optimizer):
         nonfinite: a gradient that is not finite is an error ("raise"), or skipped and counted ("skip").
         precision: of products with the window; as for `DynamicInverseFisher`.
         device: where the window lives; None: where the first parameter is.
+        process_group: cut the window over its ranks, all of which have the same weights and gradients (data parallel):
+            a step sends m numbers, and gathers itself. DTensor parameters (`fully_shard`) bring their own ranks, and a
+            step sends m numbers.
+        devices: of this process, over which the window is cut, instead of `device`.
 
     Raises:
-        ValueError: an argument out of its range, or a mask that does not fit.
+        ValueError: an argument out of its range, a mask that does not fit, or arguments that differ between ranks.
         MemoryError: the window does not fit; the message has the figures.
     """
 
@@ -114,6 +117,8 @@ class MFAC(Optimizer):
         nonfinite: NonFinite = "raise",
         precision: Precision = "auto",
         device: torch.device | str | None = None,
+        process_group: ProcessGroup | None = None,
+        devices: Sequence[torch.device | str] | None = None,
     ):
         if max_step_norm is not None and not max_step_norm > 0:
             raise ValueError(f"max_step_norm must be positive, or None for steps of any length, not {max_step_norm!r}")
@@ -146,6 +151,9 @@ class MFAC(Optimizer):
             device=device,
             update_every=update_every,
             nonfinite=nonfinite,
+            process_group=process_group,
+            devices=devices,
+            agreed={"max_step_norm": max_step_norm, "groups": group_options(self.param_groups)},
         )
         self._begin_state(trained.values())
 
@@ -172,7 +180,7 @@ class MFAC(Optimizer):
         """
         super().add_param_group(param_group)
         try:
-            _check_group(self.param_groups[-1])
+            check_group(self.param_groups[-1])
             if hasattr(self, "_window"):  # not while torch's constructor adds the first groups
                 self._cover(tensor for tensor in self.param_groups[-1]["params"] if tensor.requires_grad)
         except BaseException:
@@ -225,16 +233,18 @@ class MFAC(Optimizer):
         window: Window | None = None,
         masks: Mapping[Any, Tensor] | None = None,
         momentum: float = 0.0,
+        process_group: ProcessGroup | None = None,
     ) -> int:
-        """Bytes that the optimizer will hold, before it is built: the window, its algebra and the momentum."""
+        """Bytes that the optimizer will hold (on this rank), before it is built: window, algebra and momentum."""
         groups = group_parameters(params, momentum=momentum)
         named = name_parameters(groups)
         trained = {name: tensor for name, tensor in named.items() if tensor.requires_grad}
         kept = {name: mask for name, mask in name_masks(masks, named).items() if name in trained}
-        layout = ParameterLayout.of_tensors(trained, kept)
+        columns = columns_of(trained, kept, process_group)
+        dtype = row_dtype(columns.layout)
         moving = {tensor for group in groups if group["momentum"] for tensor in group["params"] if tensor.requires_grad}
-        buffers = sum(tensor.numel() for tensor in moving) * row_dtype(layout).itemsize
-        return window_bytes(num_grads, layout.dim, window or row_dtype(layout)) + buffers
+        buffers = sum(local(tensor).numel() for tensor in moving) * dtype.itemsize
+        return window_bytes(num_grads, columns.dim, window or dtype) + buffers
 
     def state_dict(self) -> dict[str, Any]:
         """All of the state. Gradients of the window are its own memory: save it (or deep-copy it) before going on."""
@@ -287,8 +297,8 @@ class MFAC(Optimizer):
         for tensor, entry in entries.items():
             entries[tensor] = {key: deepcopy(entry[key]) for key in entry.keys() - WINDOW_ENTRIES}
             if "momentum_buffer" in entry:
-                buffer = entry["momentum_buffer"].to(tensor.device, self._window.operator.dtype, copy=True)
-                entries[tensor]["momentum_buffer"] = buffer
+                dtype = self._window.operator.dtype
+                entries[tensor]["momentum_buffer"] = like("a momentum", entry["momentum_buffer"], tensor, dtype)
         return {**state_dict, "state": entries}
 
     def _begin_state(self, tensors: Iterable[Tensor]) -> None:
@@ -310,14 +320,14 @@ class MFAC(Optimizer):
             params = [tensor for tensor in group["params"] if tensor.grad is not None]
             if not params:
                 continue
-            found: Sequence[Tensor] = [tensor.grad for tensor in params]
+            found: Sequence[Tensor] = local_gradients(params)
             if any(gradient.is_sparse for gradient in found):
                 self._refuse_sparse(params)
             if group["maximize"]:
                 found = torch._foreach_neg(list(found))
             if group["weight_decay"] and not group["decoupled_weight_decay"]:
                 found = [gradient.to(torch.promote_types(gradient.dtype, torch.float32)) for gradient in found]
-                found = torch._foreach_add(list(found), params, alpha=group["weight_decay"])
+                found = torch._foreach_add(list(found), local_pieces(params), alpha=group["weight_decay"])
             gradients.update(zip(params, found, strict=True))
         return gradients
 
@@ -329,9 +339,9 @@ class MFAC(Optimizer):
             if not params:
                 continue
             mfac_update(
-                params,
+                local_pieces(params),
                 [steps[tensor] for tensor in params],
-                [self._buffer(tensor) for tensor in params] if group["momentum"] else [],
+                local_pieces([self._buffer(tensor) for tensor in params]) if group["momentum"] else [],
                 lr=float(group["lr"]),
                 momentum=group["momentum"],
                 nesterov=group["nesterov"],
@@ -346,7 +356,7 @@ class MFAC(Optimizer):
         for group in self.param_groups:
             parts = [steps[tensor] for tensor in dict.fromkeys(group["params"]) if tensor in steps]
             norms += [norm.to(device) * float(group["lr"]) for norm in torch._foreach_norm(parts)] if parts else []
-        length = torch.linalg.vector_norm(torch.stack(norms))
+        length = self._window.columns.length(torch.linalg.vector_norm(torch.stack(norms)))
         scale = (longest / length).clamp_max(1.0)  # stays on the device: no sync
         for part in steps.values():
             part.mul_(scale.to(part.device))
@@ -355,8 +365,9 @@ class MFAC(Optimizer):
         """The momentum of a parameter, in the dtype of the rows."""
         state = self.state[tensor]
         if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros(
-                tensor.shape, dtype=self._window.operator.dtype, device=tensor.device
+            dtype = self._window.operator.dtype
+            state["momentum_buffer"] = torch.zeros_like(
+                tensor, dtype=dtype, requires_grad=False, memory_format=torch.contiguous_format
             )
         buffer: Tensor = state["momentum_buffer"]
         return buffer
@@ -368,19 +379,3 @@ class MFAC(Optimizer):
             f"MFAC does not support sparse gradients, and {', '.join(sparse)} has one; build the embedding with "
             "sparse=False"
         )
-
-
-def _check_group(group: Mapping[str, Any]) -> None:
-    misplaced = WINDOW_OPTIONS & set(group)
-    if misplaced:
-        raise ValueError(f"{', '.join(sorted(misplaced))}: one for the whole window; pass it to MFAC, not to a group")
-    if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
-        raise ValueError(f"lr must be a number or a tensor of one element, not one of {group['lr'].numel()}")
-    if not float(group["lr"]) >= 0:
-        raise ValueError(f"lr must be 0 or more, not {group['lr']}")
-    if not 0 <= group["momentum"] < 1:
-        raise ValueError(f"momentum must be at least 0 and below 1, not {group['momentum']}")
-    if not group["weight_decay"] >= 0:
-        raise ValueError(f"weight_decay must be 0 or more, not {group['weight_decay']}")
-    if group["nesterov"] and not group["momentum"]:
-        raise ValueError("nesterov looks ahead of a momentum, and momentum is 0; give one, for instance 0.9")

@@ -6,6 +6,8 @@ small. The push-through step S⁻¹e_k, of a gradient that is in the window, sub
 errors grow with the `sensitivity` below, which sees how collinear the rows are and not how large.
 """
 
+import math
+import sys
 from typing import Literal
 
 import torch
@@ -38,21 +40,18 @@ def float32_holds(K: Float[Tensor, "*blocks m m"], shift: float) -> bool:
     return bool(K.abs().sum(-1).max() <= limit)
 
 
-def sensitivity(
-    K: Float[Tensor, "n n"],
-    shift: float,
-    inverse_diagonal: Float[Tensor, " n"],
-    c: Float[Tensor, " n"],
-    Kc: Float[Tensor, " n"],
-) -> Float[Tensor, ""]:
+def sensitivity(collinearity: float, terms: float, total: float) -> float:
     """By how much relative errors of products with G can grow in the step Gᵀc, c = S⁻¹e_k; 1 for orthogonal rows.
 
-    The geometric mean of two things: the collinearity max_i S_ii [S⁻¹]_ii, by which errors of K grow in c, and
-    Σ c_i² ‖g_i‖² / ‖Gᵀc‖², by which the terms of Gᵀc cancel.
+    The geometric mean of two things: the collinearity, by which errors of K grow in c, and terms/total, by which the
+    terms of Gᵀc cancel.
+
+    Args:
+        collinearity: max_i S_ii [S⁻¹]_ii.
+        terms: Σ c_i² ‖g_i‖².
+        total: ‖Gᵀc‖² = c·Kc.
     """
-    squares = K.diagonal()
-    collinearity = ((squares + shift) * inverse_diagonal).max()
-    terms, total = squares @ c.square(), c @ Kc
     # Terms that are all zero have nothing to cancel; a sum that rounding made negative has cancelled in full.
-    cancellation = torch.where(terms > 0, terms / total.clamp_min(torch.finfo(torch.float64).tiny), 1.0)
-    return (collinearity * cancellation).sqrt()
+    cancellation = terms / max(total, sys.float_info.min) if terms > 0 else 1.0
+    grown = collinearity * cancellation
+    return math.sqrt(grown) if grown >= 0 else math.nan

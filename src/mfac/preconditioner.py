@@ -1,14 +1,17 @@
 """F⁻¹ by itself, in front of any optimizer: gradients are replaced by preconditioned ones."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.optim.optimizer import ParamsT
 
+from mfac.column_shards import local_gradients
 from mfac.dynamic import Normalize
-from mfac.parameter_window import Damping, NonFinite, ParameterWindow, group_parameters, name_masks, name_parameters
+from mfac.parameter_groups import group_parameters, name_masks, name_parameters
+from mfac.parameter_window import Damping, NonFinite, ParameterWindow
 from mfac.precision import Precision
 from mfac.windows import Window
 
@@ -43,6 +46,8 @@ class MFACPreconditioner:
         nonfinite: NonFinite = "raise",
         precision: Precision = "auto",
         device: torch.device | str | None = None,
+        process_group: ProcessGroup | None = None,
+        devices: Sequence[torch.device | str] | None = None,
     ):
         named = name_parameters(group_parameters(params))
         trained = {name: tensor for name, tensor in named.items() if tensor.requires_grad}
@@ -59,6 +64,8 @@ class MFACPreconditioner:
             device=device,
             update_every=update_every,
             nonfinite=nonfinite,
+            process_group=process_group,
+            devices=devices,
         )
 
     @property
@@ -86,8 +93,9 @@ class MFACPreconditioner:
         Raises:
             RuntimeError: a gradient is not finite (with `nonfinite="raise"`) or sparse. Nothing has changed.
         """
-        tensors = dict(zip(self._window.layout.names, self._window.layout.tensors, strict=True))
-        gradients = {tensor: tensor.grad for tensor in tensors.values() if tensor.grad is not None}
+        tensors = self._window.named
+        given = [tensor for tensor in tensors.values() if tensor.grad is not None]
+        gradients = dict(zip(given, local_gradients(given), strict=True))
         sparse = [name for name, tensor in tensors.items() if tensor in gradients and gradients[tensor].is_sparse]
         if sparse:
             raise RuntimeError(f"sparse gradients cannot be preconditioned, and {', '.join(sparse)} has one")
@@ -117,8 +125,8 @@ class MFACPreconditioner:
             raise ValueError(
                 "this is not a state of MFACPreconditioner: it has no window; was it saved by an optimizer?"
             )
-        tensors, states = self._window.layout.tensors, state_dict["state"]
+        tensors, states = self._window.columns.tensors, state_dict["state"]
         if len(tensors) != len(states):
             raise ValueError(f"the state is of {len(states)} parameters, and there are {len(tensors)} here")
-        named = dict(zip(self._window.layout.names, tensors, strict=True))
-        self._window.load_state(state_dict["window"], {tensors[int(i)]: state for i, state in states.items()}, named)
+        saved = {tensors[int(i)]: state for i, state in states.items()}
+        self._window.load_state(state_dict["window"], saved, self._window.named)

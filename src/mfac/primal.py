@@ -41,7 +41,7 @@ class PrimalBlocks:
         auto: bool,
     ) -> "PrimalBlocks":
         """From G, in one pass; each piece in `dtype`, or (`auto`) in float64 where float32 is not safe."""
-        L = torch.empty(run.count, run.length, run.length, dtype=torch.float64, device=pages.device)
+        L = torch.empty(run.count, run.length, run.length, dtype=torch.float64, device=pages.device).transpose(1, 2)
         for piece, rows in pages.stream(run.pieces(max(columns, run.length))):
             fisher = _weighted_gram(rows.transpose(1, 2), weights, dtype)
             if auto and dtype == torch.float32 and not float32_holds(fisher, damping):
@@ -50,6 +50,11 @@ class PrimalBlocks:
                 pages.raise_for_rows()
             L[piece.blocks] = woodbury.factor(fisher, damping, overwrite=True)
         return cls(run, L, damping)
+
+    @property
+    def device(self) -> torch.device:
+        """Where vectors are expected."""
+        return self._L.device
 
     def apply(self, x: Float[Tensor, "n *k"]) -> Float[Tensor, "n *k"]:
         """F⁻¹ x."""

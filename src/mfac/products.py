@@ -14,7 +14,8 @@ from torch import Tensor
 TILE = 1 << 20  # numbers in a converted tile: 8 MiB in float64
 TILE_COLUMNS = 1 << 16  # long enough to read memory in order, short enough for many rows
 GRAM_COLUMNS = 1 << 14  # a Gram matrix sums over its columns, and likes them long
-WHITEN_COLUMNS = 1 << 12  # whitened columns go out again, and should not leave the cache before they are squared
+WHITEN_COLUMNS = 1 << 12  # whitened columns go out again
+LEAST_COLUMNS = 1 << 9  # of a tile that is whitened, and should not leave the cache before it is squared
 # Row blocks of symmetric and triangular products, whose upper halves are never computed.
 ROW_BLOCKS, LEAST_ROWS, WHITEN_ROWS = 4, 128, 256
 
@@ -76,16 +77,15 @@ def whitened_squares(
         return torch.bmm(Linv.to(dtype), G.to(dtype)).square_().sum(-2).double()
     if G.ndim == 3:
         return whitened_squares(Linv[0], G[0], dtype)[None]
-    Linv = Linv.to(dtype)
-    total = torch.zeros(G.shape[1], dtype=torch.float64, device=G.device)
-    W = torch.empty(min(len(G), WHITEN_ROWS) * min(G.shape[1], WHITEN_COLUMNS), dtype=dtype, device=G.device)
-    for columns, sums in zip(G.split(WHITEN_COLUMNS, dim=1), total.split(WHITEN_COLUMNS), strict=True):
-        piece = columns.to(dtype)
-        for rows in _row_blocks(len(G), WHITEN_ROWS):
-            shape = (rows.stop - rows.start, piece.shape[1])
-            part = W[: shape[0] * shape[1]].view(shape)
-            torch.mm(Linv[rows, : rows.stop], piece[: rows.stop], out=part)
-            sums += part.square_().sum(0)
+    Linv, (m, d) = Linv.to(dtype), G.shape
+    total = torch.zeros(d, dtype=torch.float64, device=G.device)
+    width = min(d, max(LEAST_COLUMNS, TILE // m))
+    W = torch.empty(m * width, dtype=dtype, device=G.device)
+    for columns, sums in zip(G.split(width, dim=1), total.split(width), strict=True):
+        part = W[: columns.numel()].view_as(columns)
+        _multiply_lower(Linv, columns.to(dtype), out=part)
+        for rows in part.split(WHITEN_ROWS):
+            sums += rows.square_().sum(0)
     return total
 
 
@@ -134,6 +134,18 @@ def _tiles(G: Float[Tensor, "m d"], dtype: torch.dtype) -> Iterator[tuple[slice,
             rows = slice(top, min(top + height, m))
             source = G[rows, columns]
             yield rows, columns, buffer[: source.numel()].view_as(source).copy_(source)
+
+
+def _multiply_lower(L: Float[Tensor, "m m"], X: Float[Tensor, "m d"], out: Float[Tensor, "m d"]) -> None:
+    """L X for a lower triangular L, by halves: the upper right quarter is never touched."""
+    m = len(L)
+    if m <= LEAST_ROWS:
+        torch.mm(L, X, out=out)
+        return
+    top, bottom = slice(0, m // 2), slice(m // 2, m)
+    _multiply_lower(L[bottom, bottom], X[bottom], out[bottom])
+    out[bottom].addmm_(L[bottom, top], X[top])
+    _multiply_lower(L[top, top], X[top], out[top])
 
 
 def _row_blocks(m: int, height: int) -> Iterator[slice]:

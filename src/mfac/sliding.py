@@ -1,12 +1,15 @@
 """The inverse of the m x m dual matrix, kept up to date while rows of the window are replaced."""
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mfac import woodbury
+from mfac import replacement, woodbury
 from mfac.precision import sensitivity
 
 # One refinement squares the relative error, and a step multiplies what is left by its sensitivity. A product with any
@@ -15,17 +18,18 @@ DRIFT_LIMIT = 1e-6
 STEP_ERROR = 1e-8
 SOLVE_DRIFT = 1e-8
 LEAST_REFRESH = 64
+SMALL = 96  # up to this m updates are made in numpy, whose products of such a matrix use one thread
 
 
 @dataclass
 class _Staged:
-    """What `rollback` needs, and the answer that `stage` had to compute anyway."""
+    """What `rollback` needs, and the answer that `stage` had to compute anyway; in numpy where updates are."""
 
     k: int
     size: int
     shift: float
-    old: Tensor
-    refined: Tensor | None = None
+    old: Any
+    refined: Any = None
 
 
 class SlidingInverse:
@@ -42,13 +46,16 @@ class SlidingInverse:
 
     def __init__(self, capacity: int, device: torch.device):
         self.K = torch.zeros(capacity, capacity, dtype=torch.float64, device=device)
+        self._in_numpy = capacity <= SMALL and device.type == "cpu"
+        self._array_of_K = self._array(self.K)
+        self._lifetime = max(capacity, LEAST_REFRESH)
         self.size = 0
         self.shift = 1.0
         self.age = 0
         self._P: Tensor | None = None
         self._spare: Tensor | None = None
         self._L: Tensor | None = None
-        self._column: tuple[int, Tensor] | None = None
+        self._column: tuple[int, Any] | None = None
         self._staged: _Staged | None = None
 
     @property
@@ -75,31 +82,27 @@ class SlidingInverse:
         self.shift = self.shift if shift is None else shift
         self._P = self._L = self._column = None
 
-    def stage(self, k: int, column: Float[Tensor, " n"], shift: float) -> Float[Tensor, "3"]:
+    def stage(self, k: int, column: Float[Tensor, " n"], shift: float) -> tuple[float, float, float]:
         """Puts `column` (products of the new row k with all n rows) into K, until `commit` or `rollback`.
 
+        `column` is used up.
+
         Returns:
-            What tells whether to commit, in one tensor so that it costs one host sync: the new row's squared norm, the
-            drift of the updated inverse, and the sensitivity of S⁻¹e_k (both zero where no inverse is held).
+            What tells whether to commit: the new row's squared norm, the drift of the updated inverse, and the
+            sensitivity of S⁻¹e_k (both zero where no inverse is held). It costs one host sync.
         """
-        n = len(column)
-        staged = self._staged = _Staged(k, self.size, self.shift, self.K[k, :n].clone())
-        steady = n == self.size == len(self.K) and shift == self.shift
-        self.K[k, :n] = column
-        self.K[:n, k] = column
+        K, products = self._array_of_K, self._array(column)
+        n = len(products)
+        old = K[k, :n].copy() if self._in_numpy else K[k, :n].clone()
+        staged = self._staged = _Staged(k, self.size, self.shift, old)
+        steady = n == self.size == len(K) and shift == self.shift
+        K[k, :n] = products
+        K[:n, k] = products
         self.size, self.shift = n, shift
         if self._P is None or not steady:
-            return torch.stack((column[k], torch.zeros_like(column[k]), torch.zeros_like(column[k])))
-        if self._spare is None:
-            self._spare = torch.empty_like(self._P)
-        updated = woodbury.replace(self._P, k, column, shift, out=self._spare)
-        c = updated[k]
-        Kc = self.K @ c
-        correction = updated @ self._residual(k, c, Kc)
-        staged.refined = c + correction
-        diagonal = self.K.diagonal() + shift
-        drift = (diagonal @ correction.square() / (diagonal @ staged.refined.square())).sqrt()
-        return torch.stack((column[k], drift, sensitivity(self.K, shift, updated.diagonal(), c, Kc)))
+            return float(products[k]), 0.0, 0.0
+        products[k] = 0
+        return self._update(staged, products)
 
     def commit(self, drift: float, sensitivity: float) -> None:
         """Keeps what was staged; with the updated inverse, unless that has drifted or is due to be made anew."""
@@ -108,7 +111,7 @@ class SlidingInverse:
         self._L = self._column = None
         self.age += 1
         trusted = drift <= DRIFT_LIMIT and drift**2 * sensitivity <= STEP_ERROR  # False for NaN
-        if staged.refined is not None and trusted and self.age < max(len(self.K), LEAST_REFRESH):
+        if staged.refined is not None and trusted and self.age < self._lifetime:
             self._P, self._spare = self._spare, self._P
             self._column = (staged.k, staged.refined)
         else:
@@ -118,9 +121,9 @@ class SlidingInverse:
         """K as it was before `stage`."""
         assert self._staged is not None
         staged, self._staged = self._staged, None
-        n = len(staged.old)
-        self.K[staged.k, :n] = staged.old
-        self.K[:n, staged.k] = staged.old
+        n, K = len(staged.old), self._array_of_K
+        K[staged.k, :n] = staged.old
+        K[:n, staged.k] = staged.old
         self.size, self.shift = staged.size, staged.shift
 
     def factor(self) -> Float[Tensor, "n n"]:
@@ -137,11 +140,13 @@ class SlidingInverse:
         elif self._P is None:
             self.factor()
 
-    def sensitivity(self, k: int) -> Float[Tensor, ""]:
+    def sensitivity(self, k: int) -> float:
         """By how much errors of products with the window can grow in the step S⁻¹e_k; at least 1."""
         K, c = self.K[: self.size, : self.size], self.column(k)
+        squares = K.diagonal()
         known = self.factor().diagonal().square().reciprocal() if self._P is None else self._P.diagonal()
-        return sensitivity(K, self.shift, known, c, K @ c)
+        figures = ((squares + self.shift) * known).max(), squares @ c.square(), c @ (K @ c)
+        return sensitivity(*torch.stack(figures).tolist())
 
     def solve(self, b: Float[Tensor, "n *k"]) -> Float[Tensor, "n *k"]:
         """S⁻¹ b."""
@@ -156,16 +161,29 @@ class SlidingInverse:
             return woodbury.solve(self.factor(), b)
         return a + correction
 
-    def column(self, k: int) -> Float[Tensor, " n"]:
-        """S⁻¹ e_k."""
+    def column(self, k: int, factor: float = 1.0) -> Float[Tensor, " n"]:
+        """S⁻¹ e_k, multiplied by a factor."""
         if self._column is not None and self._column[0] == k:
-            return self._column[1]
+            known = self._column[1] * factor
+            return torch.from_numpy(known) if self._in_numpy else known
         unit = torch.zeros(self.size, dtype=torch.float64, device=self.K.device)
-        unit[k] = 1
+        unit[k] = factor
         return self.solve(unit)
 
-    def _residual(self, k: int, c: Float[Tensor, " m"], Kc: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
-        """e_k − S c."""
-        r = torch.add(Kc, c, alpha=self.shift).neg_()
-        r[k] += 1
-        return r
+    def _update(self, staged: _Staged, others: Any) -> tuple[float, float, float]:
+        """The updated inverse, in the spare memory, and S⁻¹e_k from it; gives what `stage` does."""
+        assert self._P is not None
+        if self._spare is None:
+            self._spare = torch.empty_like(self._P)
+        K, P, updated = self._array_of_K, self._array(self._P), self._array(self._spare)
+        with np.errstate(all="ignore"):  # what is not finite is noticed by who asked
+            replacement.replace(P, staged.k, others, K[staged.k, staged.k] + self.shift, out=updated)
+            refined, figures = replacement.examine(K, updated, staged.k, self.shift)
+        square, drifted, whole, collinearity, terms, total = figures
+        staged.refined = refined
+        drift = math.sqrt(drifted / whole) if whole > 0 else math.nan
+        return square, drift, sensitivity(collinearity, terms, total)
+
+    def _array(self, tensor: Tensor) -> Any:
+        """What updates are computed with: the tensor, or its memory as numpy sees it."""
+        return tensor.numpy() if self._in_numpy else tensor

@@ -3,23 +3,20 @@
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mfac.blocks import FisherBlocks, Run, block_runs
+from mfac.blocks import FisherBlocks, block_runs
 from mfac.dual import DualBlocks
 from mfac.gradient_file import GradientFile
-from mfac.inverse_fisher import InverseFisher
-from mfac.memory import available_memory, gib
-from mfac.pages import Pages
+from mfac.inverse_fisher import InverseFisher, check_damping
 from mfac.precision import Precision, check_precision
 from mfac.primal import PrimalBlocks
-
-# Numbers of G that are worked on at once: a piece of many small blocks stays in cache, one of a large block is wide
-# enough for the matrix products, and one from disk is worth the reading.
-BLOCK_PIECE = 1 << 20
-WIDE_PIECE = 1 << 24
-DISK_PIECE = 1 << 26
+from mfac.ranks import Ranks
+from mfac.shares import column_shares
+from mfac.spread_rows import BlockSums, SpreadRows
+from mfac.windows import as_devices
 
 
 class StaticInverseFisher(InverseFisher):
@@ -28,6 +25,11 @@ class StaticInverseFisher(InverseFisher):
     The matrix is not copied: the operator reads it whenever it is asked something, and notices when it was changed.
     Blocks of at most m weights are factored in the primal and need the matrix no more after that.
 
+    With a `process_group` each rank has some columns of all m rows, and `shape`, vectors and indices are of these:
+    `op @ x` takes and gives this rank's piece, `op[i, j]` is an element between two of its weights. All ranks build the
+    operator, and call its products, together. The full matrix sums m x m numbers when it is built and m numbers a
+    product; blocks live on one rank each, and send nothing.
+
     Args:
         grads: the gradients [m, d], a tensor or a `GradientFile`; or `FisherBlocks`, summed up before.
         damping: λ.
@@ -35,13 +37,15 @@ class StaticInverseFisher(InverseFisher):
         sizes: lengths of the tensors whose weights lie side by side; no block straddles two of them.
         row_weights: c [m], for F = λ I + Σ c_i g_i g_iᵀ; None: 1/m each.
         device: where to compute; None: where the gradients are.
+        devices: compute on several, each with a share of the columns; vectors are expected on the first.
         page_size: leave the gradients where they are and bring this many columns at a time to `device`.
         overwrite: the memory of `grads` may be used: single elements then cost O(m) instead of O(m²), and `grads` is
             not what it was. It is left alone where its dtype could not hold what would be put there.
         precision: of products with G: "float32", "float64", or "auto": float32 where that is safe.
+        process_group: whose ranks have the columns of one matrix; see `column_shares` and `collect_gradients`.
 
     Raises:
-        ValueError: an argument that does not fit the others, or gradients that are not finite.
+        ValueError: an argument that does not fit the others, or gradients that are not finite; on every rank.
         MemoryError: what has to be allocated is more than there is.
         torch.linalg.LinAlgError: the damping is too small for the gradients, even in float64.
     """
@@ -56,39 +60,39 @@ class StaticInverseFisher(InverseFisher):
         sizes: Sequence[int] | None = None,
         row_weights: Float[Tensor, " m"] | None = None,
         device: torch.device | str | None = None,
+        devices: Sequence[torch.device | str] | None = None,
         page_size: int | None = None,
         overwrite: bool = False,
         precision: Precision = "auto",
+        process_group: dist.ProcessGroup | None = None,
     ):
-        check_precision(precision)
-        if isinstance(grads, FisherBlocks):
-            _refuse_for_sums(block_size, sizes, row_weights, page_size, overwrite)
-            super().__init__(grads.dim, damping, torch.float32, torch.device(device or grads.device))
-            self._num_grads = grads.num_grads
-            self._parts: list[DualBlocks | PrimalBlocks] = _parts_of_sums(grads, self.damping, self.device)
-            return
-        _check_grads(grads)
-        m, d = grads.shape
-        super().__init__(d, damping, _answer_dtype(grads.dtype), _device_of(grads, device))
-        self._num_grads = m
-        runs = block_runs(d, block_size, sizes)
-        moved = isinstance(grads, Tensor) and grads.device != self.device and page_size is None
-        _check_memory(runs, m, m * d * grads.dtype.itemsize if moved else 0, self.device)
-        if isinstance(grads, Tensor):
-            grads = grads.detach().to(self.device) if moved else grads.detach()
-        pages = Pages(grads, self.device)
-        weights = _check_weights(row_weights, m, self.device)
-        dtype = _product_dtype(grads.dtype, precision)
-        self._parts = []
-        part: DualBlocks | PrimalBlocks
-        auto = precision == "auto"
-        for run in runs:
-            columns = _piece_columns(run, pages, page_size)
-            if run.length <= m:
-                part = PrimalBlocks.from_rows(run, pages, weights, self.damping, columns, dtype, auto)
+        self._ranks = Ranks(process_group)
+        # The blocks of F are divided among the ranks, or the one block is shared by all and sums over them itself.
+        self._shared = block_size is None and not isinstance(grads, FisherBlocks)
+        source: SpreadRows | BlockSums
+        with self._ranks.together("building the operator"):
+            check_precision(precision)
+            check_damping(damping)
+            if isinstance(grads, FisherBlocks):
+                _refuse_for_sums(block_size, sizes, row_weights, page_size, overwrite, devices)
+                source = BlockSums(grads, torch.device(device or grads.device))
             else:
-                part = DualBlocks(run, pages, weights, self.damping, columns, dtype, auto, overwrite=overwrite)
-            self._parts.append(part)
+                _check_grads(grads, some=self._ranks.size == 1)
+                m, d = grads.shape
+                runs = block_runs(d, block_size, sizes)
+                places = as_devices(_device_of(grads) if device is None and devices is None else device, devices)
+                shares = column_shares([d] if sizes is None else sizes, len(places), block_size)
+                weights = _check_weights(row_weights, m, places[0])
+                source = SpreadRows.place(grads, places, shares, runs, weights, page_size, precision, overwrite)
+            super().__init__(source.dim, damping, source.answer_dtype, source.device)
+        self._num_grads = source.num_grads
+        self._ranks.agree_on({"damping": self.damping, "block_size": block_size, **source.describe()})
+        self._parts: list[DualBlocks | PrimalBlocks]
+        if self._shared and isinstance(source, SpreadRows):
+            self._parts = [source.full(self.damping, self._ranks)]
+        else:
+            with self._ranks.together("building the blocks"):
+                self._parts = source.blocks(self.damping)
 
     @property
     def num_grads(self) -> int:
@@ -98,69 +102,74 @@ class StaticInverseFisher(InverseFisher):
     @torch.no_grad()
     def diagonal(self) -> Float[Tensor, " d"]:
         """[F⁻¹]_ii for every i, each between 1/F_ii and 1/λ."""
-        return torch.cat([part.diagonal() for part in self._parts]).to(self.dtype)
+        return self._joined([part.diagonal().to(self.device, self.dtype) for part in self._parts], self.dtype)
 
     @torch.no_grad()
     def logdet(self) -> Float[Tensor, ""]:
-        """log det F⁻¹, in float64."""
-        return torch.stack([part.logdet() for part in self._parts]).sum()
+        """log det F⁻¹, in float64; over all ranks."""
+        return self._over_blocks([part.logdet() for part in self._parts], ())
+
+    def to_dense(self) -> Float[Tensor, "d d"]:
+        """F⁻¹ as a d x d tensor; for people and tests, where d is small, and on one rank."""
+        if self._ranks.size > 1:
+            raise ValueError(
+                "the operator has some columns on each rank, and no rank can have the dense matrix; use op @ x, "
+                "op.diagonal(), or op[i, j] between weights of this rank"
+            )
+        return super().to_dense()
 
     def _apply(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]:
-        return torch.cat([part.apply(x[part.run.start : part.run.stop]) for part in self._parts])
+        return self._joined([part.apply(self._piece(x, part)).to(x.device) for part in self._parts], x.dtype, x)
 
     def _quadratic_form(self, x: Float[Tensor, "d k"]) -> Float[Tensor, " k"]:
-        forms = [part.quadratic_form(x[part.run.start : part.run.stop]) for part in self._parts]
-        return torch.stack(forms).sum(0)
+        return self._over_blocks([part.quadratic_form(self._piece(x, part)) for part in self._parts], x.shape[1:])
 
     def _elements(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         out = torch.zeros(len(rows), dtype=torch.float64, device=self.device)
         for part in self._parts:
             run = part.run
             inside = (rows >= run.start) & (rows < run.stop) & (columns >= run.start) & (columns < run.stop)
-            out[inside] = part.elements(rows[inside] - run.start, columns[inside] - run.start)
+            pairs = ((index[inside] - run.start).to(part.device) for index in (rows, columns))
+            out[inside] = part.elements(*pairs).to(self.device)
         return out
 
+    def _piece(self, x: Tensor, part: "DualBlocks | PrimalBlocks") -> Tensor:
+        return x[part.run.start : part.run.stop].to(part.device)
+
+    def _joined(self, pieces: list[Tensor], dtype: torch.dtype, like: Tensor | None = None) -> Tensor:
+        """The pieces of all parts; nothing, in the right shape, on a rank that has no block."""
+        if pieces:
+            return torch.cat(pieces)
+        return torch.empty(0, dtype=dtype, device=self.device) if like is None else torch.empty_like(like)
+
+    def _over_blocks(self, values: list[Tensor], shape: tuple[int, ...]) -> Tensor:
+        """The sum over all blocks, whichever rank has them."""
+        total = torch.zeros(shape, dtype=torch.float64, device=self.device)
+        for value in values:
+            total += value.to(self.device)
+        return total if self._shared else self._ranks.sum_(total)
+
     def _refactor(self, old_damping: float) -> None:
+        self._ranks.agree_on({"damping": self.damping})
         done: list[DualBlocks | PrimalBlocks] = []
+        alone = Ranks() if self._shared else self._ranks
         try:
-            for part in self._parts:
-                part.refactor(self.damping)
-                done.append(part)
+            with alone.together("another damping"):
+                for part in self._parts:
+                    part.refactor(self.damping)
+                    done.append(part)
         except Exception:
             for part in done:
                 part.refactor(old_damping)
             raise
 
 
-def _answer_dtype(stored: torch.dtype) -> torch.dtype:
-    return torch.float64 if stored == torch.float64 else torch.float32
-
-
-def _product_dtype(stored: torch.dtype, precision: Precision) -> torch.dtype:
-    if precision == "auto":
-        return _answer_dtype(stored)
-    return torch.float64 if precision == "float64" else torch.float32
-
-
-def _device_of(grads: Tensor | GradientFile, device: torch.device | str | None) -> torch.device:
-    if device is not None:
-        return torch.empty(0, device=device).device  # "cuda" becomes "cuda:0", as on tensors
+def _device_of(grads: Tensor | GradientFile) -> torch.device:
     return grads.device if isinstance(grads, Tensor) else torch.device("cpu")
 
 
-def _piece_columns(run: Run, pages: Pages, page_size: int | None) -> int:
-    """How many columns are loaded at once."""
-    if page_size is None:
-        m = pages.shape[0]
-        if not pages.in_place:
-            return max(1, DISK_PIECE // m)
-        return max(1, (WIDE_PIECE if run.length * m > BLOCK_PIECE else BLOCK_PIECE) // m)
-    if not isinstance(page_size, int) or isinstance(page_size, bool) or page_size < 1:
-        raise ValueError(f"page_size must be a positive number of columns, not {page_size!r}")
-    return page_size
-
-
-def _check_grads(grads: object) -> None:
+def _check_grads(grads: object, some: bool) -> None:
+    """Raises ValueError for what is no matrix of gradients; a rank (not `some`) may have no column of it."""
     if not isinstance(grads, Tensor | GradientFile):
         raise ValueError(f"grads must be a tensor [m, d], a GradientFile or FisherBlocks, not {type(grads).__name__}")
     if isinstance(grads, GradientFile):
@@ -171,7 +180,7 @@ def _check_grads(grads: object) -> None:
             )
     elif not grads.is_floating_point():
         raise ValueError(f"grads must be floating-point, not {grads.dtype}; convert them with .float()")
-    if len(grads.shape) != 2 or 0 in grads.shape:
+    if len(grads.shape) != 2 or not grads.shape[0] or (some and not grads.shape[1]):
         raise ValueError(f"grads must be [m, d] with at least one gradient and one weight, not {list(grads.shape)}")
 
 
@@ -186,38 +195,9 @@ def _check_weights(weights: Tensor | None, m: int, device: torch.device) -> Floa
     return weights
 
 
-def _check_memory(runs: list[Run], m: int, moved: int, device: torch.device) -> None:
-    """What stays allocated: an m x m factor a dual block, a B x B one a primal block, and G where it must move."""
-    squares = sum(run.count * min(run.length, m) ** 2 for run in runs)
-    needed, available = 8 * squares + moved, available_memory(device)
-    if available is None or needed <= available:
-        return
-    remedies = []
-    if moved > available // 2:
-        remedies.append(
-            f"page_size={max(1, available // 8 * runs[-1].stop // moved)} (leaves the gradients where they are)"
-        )
-    if 8 * squares > available // 2:
-        fits = max(1, available // 2 // (8 * runs[-1].stop))
-        remedies.append(f"block_size={fits}" if fits <= m and len(runs) + runs[0].count > 2 else "fewer gradients")
-    raise MemoryError(
-        f"the operator needs {gib(needed)} on {device} ({gib(8 * squares)} for its factors, {gib(moved)} to move the "
-        f"gradients there) and {gib(available)} are available; what would fit: {', '.join(remedies)}"
-    )
-
-
 def _refuse_for_sums(*arguments: object) -> None:
     if any(argument not in (None, False) for argument in arguments):
         raise ValueError(
-            "FisherBlocks already have their blocks and their sums; block_size, sizes, row_weights, page_size and "
-            "overwrite are for gradients"
+            "FisherBlocks already have their blocks and their sums; block_size, sizes, row_weights, page_size, "
+            "overwrite and devices are for gradients"
         )
-
-
-def _parts_of_sums(sums: FisherBlocks, damping: float, device: torch.device) -> list[DualBlocks | PrimalBlocks]:
-    if sums.num_grads == 0:
-        raise ValueError("the FisherBlocks hold no gradient yet; add some rows first")
-    return [
-        PrimalBlocks.from_sums(run, total.to(device) / sums.num_grads, damping)
-        for run, total in zip(sums.runs, sums.sums, strict=True)
-    ]

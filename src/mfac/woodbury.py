@@ -84,30 +84,6 @@ def quadratic_form(
     return ((x_squared - projected) / damping).clamp_max(x_squared / damping).maximum(least)
 
 
-def replace(
-    P: Float[Tensor, "m m"], k: int, column: Float[Tensor, " m"], shift: float, out: Float[Tensor, "m m"]
-) -> Float[Tensor, "m m"]:
-    """S⁻¹ after row and column k of K became `column`: a symmetric rank-2 change, O(m²).
-
-    Row k is taken out of P (P − p pᵀ, p = P e_k / √P_kk) and put back with its new entries (+ u uᵀ). The two together
-    are one product of an m x 2 by a 2 x m matrix, so P is read once and `out` written once.
-
-    Args:
-        P: S⁻¹ before, S = shift · I + K.
-        k: the row.
-        column: row k of the new K.
-        shift: what S has on its diagonal besides K's.
-        out: where the new inverse goes; not P itself.
-    """
-    p = P[k] / P[k, k].sqrt()
-    others = column.clone()
-    others[k] = 0
-    u = torch.addmv(p * (p @ others), P, others, beta=-1)  # the inverse without row k, times the others; zero at k
-    u[k] = -1
-    u /= (column[k] + shift - others @ u).sqrt()
-    return torch.addmm(P, torch.stack((u, -p), dim=1), torch.stack((u, p)), out=out)
-
-
 def removal_coefficients(
     K_kept: Float[Tensor, "*blocks m m"], u: Float[Tensor, "*blocks m"], shift: float
 ) -> Float[Tensor, "*blocks m"]:

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,8 @@ Filler = BatchFiller | SampleFiller
 class Collection:
     """How rows are collected: the arguments that every collector shares, checked.
 
+    `total` is given where other ranks make rows too: how many they and this one make together.
+
     Raises:
         ValueError: one of them does not fit.
     """
@@ -38,6 +40,7 @@ class Collection:
     cycle: bool
     progress: bool | None
     seed: int
+    total: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.num_grads, int) or isinstance(self.num_grads, bool) or self.num_grads < 1:
@@ -99,19 +102,31 @@ class Collection:
             RuntimeError: a loss or a gradient that is not finite; the rows before it are in the sink.
         """
         with evaluation(task.model):
-            stream = numbered(batches, self.cycle)
-            head = list(itertools.islice(stream, 1))
-            if not head:
-                raise ValueError("batches is empty; at least one batch is needed")
-            sink, filler = begin(head[0][1])
-            if sink.done >= self.num_grads:
-                return
-            with row_progress(self.num_grads, sink.done, self.progress) as advance:
-                for chunk in self._chunks(itertools.chain(head, stream), filler):
-                    if chunk.stop > sink.done:
-                        advance(_add_rows(task, filler, sink, chunk))
+            for _ in self.chunks(task, batches, begin):
+                pass
 
-    def _chunks(self, stream: Iterator[tuple[int, Batch]], filler: Filler) -> Iterator["_Chunk"]:
+    def chunks(
+        self,
+        task: Task,
+        batches: Iterable[Batch],
+        begin: Callable[[Batch], tuple[RowSink, Filler]],
+        piece: int | None = None,
+    ) -> Generator[None, None, None]:
+        """The same, a chunk of rows at a time, none of which straddles two pieces of `piece` rows."""
+        stream = numbered(batches, self.cycle)
+        head = list(itertools.islice(stream, 1))
+        if not head:
+            raise ValueError("batches is empty; at least one batch is needed")
+        sink, filler = begin(head[0][1])
+        if sink.done >= self.num_grads:
+            return
+        with row_progress(self.num_grads, sink.done, self.progress) as advance:
+            for chunk in self._chunks(itertools.chain(head, stream), filler, piece or self.num_grads):
+                if chunk.stop > sink.done:
+                    advance(_add_rows(task, filler, sink, chunk))
+                    yield
+
+    def _chunks(self, stream: Iterator[tuple[int, Batch]], filler: Filler, piece: int) -> Iterator["_Chunk"]:
         """Cuts the batches; the cuts do not depend on where a run was interrupted."""
         row, index = 0, -1
         for index, batch in stream:
@@ -119,7 +134,7 @@ class Collection:
             start = 0
             while start < count and row < self.num_grads:
                 if isinstance(filler, SampleFiller):
-                    length = min(filler.chunk_length(row), count - start, self.num_grads - row)
+                    length = min(filler.chunk_length(row), count - start, self.num_grads - row, piece - row % piece)
                     yield _Chunk(index, cut(batch, start, start + length), start, row, length)
                 else:
                     length = 1
@@ -128,8 +143,11 @@ class Collection:
             if row == self.num_grads:
                 return
         found = f"{row} samples in {index + 1} batches" if self.per_sample else f"{row} batches"
+        asked = f"num_grads={self.num_grads} rows were asked for"
+        if self.total is not None:
+            asked = f"num_grads={self.total} rows were asked for, {self.num_grads} of them from this rank,"
         raise ValueError(
-            f"num_grads={self.num_grads} rows were asked for and batches gave only {found}; "
+            f"{asked} and batches gave only {found}; "
             "pass more data, a smaller num_grads, or cycle=True to go through it again"
         )
 

@@ -25,13 +25,18 @@ LARGEST_CHUNK = 128
 
 @dataclass
 class Task:
-    """What a row is the gradient of; `draw` replaces the labels of a batch where they are to be sampled."""
+    """What a row is the gradient of; `draw` replaces the labels of a batch where they are to be sampled.
+
+    Row i that is made here is row first + every · i of the matrix, which is what random numbers go by.
+    """
 
     model: nn.Module
     loss_fn: LossFn
     layout: ParameterLayout
     draw: SampleFn | None
     seed: int
+    first: int = 0
+    every: int = 1
 
     @cached_property
     def device(self) -> torch.device:
@@ -48,7 +53,7 @@ class Task:
         if self.draw is None:
             return batch
         with torch.no_grad(), self._seeds as seeds:
-            seeds.start(self._seed(2 * row + 1))
+            seeds.start(self._seed(row, 1))
             return self.draw(self.model, batch)
 
     def loop(self, batches: Iterable[Batch], out: Float[Tensor, "c d"], row: int) -> Filled:
@@ -56,7 +61,7 @@ class Task:
         losses, is_finite = [], True
         with self._seeds as seeds:
             for position, batch in enumerate(batches):
-                seeds.start(self._seed(2 * (row + position)))
+                seeds.start(self._seed(row + position, 0))
                 loss, surely = loop_gradient(self.model, self.loss_fn, self.layout, batch, out.select(0, position))
                 losses.append(loss)
                 is_finite &= surely
@@ -65,14 +70,15 @@ class Task:
     def mapped(self, mapping: MappedGradients, batch: Batch, out: Tensor, row: int, zeroed: bool) -> Filled:
         """Fills the rows of a chunk."""
         with self._seeds as seeds:
-            seeds.start(self._seed(2 * row))
+            seeds.start(self._seed(row, 0))
             return mapping.fill(batch, out, zeroed)
 
     @cached_property
     def _seeds(self) -> RowSeeds:
         return RowSeeds(self.device)
 
-    def _seed(self, number: int) -> int:
+    def _seed(self, row: int, purpose: int) -> int:
+        number = 2 * (self.first + self.every * row) + purpose
         return (self.seed * 0x9E3779B97F4A7C15 + number) % 2**63
 
 

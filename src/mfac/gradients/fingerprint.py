@@ -22,11 +22,11 @@ def fields(task: Task, collection: Collection, first_batch: Batch) -> Fields:
     state = [*task.model.named_parameters(), *task.model.named_buffers()]
     kept = [torch.empty(0) if indices is None else indices for indices in layout.kept]
     return {
-        "model": _digest([name for name, _ in state], (tensor for _, tensor in state)),
+        "model": digest([name for name, _ in state], (tensor for _, tensor in state)),
         "loss_fn": describe(task.loss_fn),
-        "batches": _digest([], tensors(first_batch)),
-        "params": _digest(layout.names, []),
-        "masks": _digest([], kept),
+        "batches": digest([], tensors(first_batch)),
+        "params": digest(layout.names, []),
+        "masks": digest([], kept),
         "per_sample": str(collection.per_sample),
         "fisher": collection.fisher,
         "method": collection.method,
@@ -40,7 +40,7 @@ def encode(entries: Fields, plan: Plan | None) -> str:
     return json.dumps({"from": entries, "plan": None if plan is None else asdict(plan)})
 
 
-def check(file: GradientFile, entries: Fields, num_grads: int, task: Task, dtype: torch.dtype) -> Plan | None:
+def check(file: GradientFile, entries: Fields, num_grads: int, task: Task, storage: str) -> Plan | None:
     """The plan that the file was begun with.
 
     Raises:
@@ -51,8 +51,8 @@ def check(file: GradientFile, entries: Fields, num_grads: int, task: Task, dtype
         theirs, plan = found["from"], found["plan"]
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{file.path} was not made by collect_gradients; choose another out=") from None
-    ours = entries | {"num_grads": str(num_grads), "dim": str(task.layout.dim), "dtype": str(dtype)}
-    theirs = theirs | {"num_grads": str(file.num_grads), "dim": str(file.dim), "dtype": str(file.dtype)}
+    ours = entries | {"num_grads": str(num_grads), "dim": str(task.layout.dim), "dtype or window": storage}
+    theirs = theirs | {"num_grads": str(file.num_grads), "dim": str(file.dim), "dtype or window": file.storage}
     differing = sorted(name for name in ours if ours[name] != theirs.get(name))
     if differing:
         changes = ", ".join(f"{name} ({theirs.get(name)} there, {ours[name]} now)" for name in differing)
@@ -63,7 +63,8 @@ def check(file: GradientFile, entries: Fields, num_grads: int, task: Task, dtype
     return None if plan is None else Plan(**plan)
 
 
-def _digest(words: Iterable[str], values: Iterable[Tensor]) -> str:
+def digest(words: Iterable[str], values: Iterable[Tensor]) -> str:
+    """A short word that differs where one of the words or of the numbers does."""
     hasher = hashlib.blake2b(digest_size=8)
     for word in words:
         hasher.update(word.encode() + b"\0")

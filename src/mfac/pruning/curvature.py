@@ -13,6 +13,7 @@ from mfac.pages import Pages
 from mfac.pruning.fisher_parts import WIDE_PIECE, LargeBlocks, SmallBlocks, SummedBlocks
 from mfac.pruning.greedy import CheapestSoFar, greedy_costs
 from mfac.pruning.removal import scores, single_sums
+from mfac.ranks import Ranks
 from mfac.static import StaticInverseFisher
 
 FisherPart = SmallBlocks | LargeBlocks | SummedBlocks
@@ -40,12 +41,15 @@ class Curvature(Protocol):
 class FisherCurvature:
     """Blocks of F = λI + GᵀG/m, or all of it, from rows in memory, on disk, or summed into blocks.
 
+    With several ranks, rows and vectors are this rank's share of the columns, and costs are those of all ranks.
+
     Args:
         grads: the rows, or their sums.
         damping: λ.
         block_size: of the blocks; None: the full matrix.
         sizes: kept weights of each tensor; no block straddles two of them.
         device: where to compute.
+        ranks: that have the other columns.
     """
 
     def __init__(
@@ -55,20 +59,29 @@ class FisherCurvature:
         block_size: int | None,
         sizes: Sequence[int],
         device: torch.device,
+        ranks: Ranks | None = None,
     ):
         self.grads = grads
+        ranks = Ranks() if ranks is None else ranks
+        # Among whom blocks are divided: nobody, where all have a part of one matrix.
+        self.block_ranks = Ranks() if block_size is None and not isinstance(grads, FisherBlocks) else ranks
         if isinstance(grads, FisherBlocks):
-            self.inverse = StaticInverseFisher(grads, damping, device=device)
+            self.inverse = StaticInverseFisher(grads, damping, device=device, process_group=ranks.group)
             self.parts: list[FisherPart] = [
                 SummedBlocks(run, total.to(device) / grads.num_grads, damping)
                 for run, total in zip(grads.runs, grads.sums, strict=True)
             ]
             return
         split = None if block_size is None else sizes
-        self.inverse = StaticInverseFisher(grads, damping, block_size=block_size, sizes=split, device=device)
+        self.inverse = StaticInverseFisher(
+            grads, damping, block_size=block_size, sizes=split, device=device, process_group=ranks.group
+        )
         pages = Pages(grads, device)
         runs = block_runs(self.inverse.shape[0], block_size, split)
-        self.parts = [_part(run, pages, damping) for run in runs]
+        if block_size is None and ranks.size > 1:
+            self.parts = [LargeBlocks(runs[0], pages, damping, ranks)]
+        else:
+            self.parts = [_part(run, pages, damping) for run in runs]
 
     @property
     def damping(self) -> float:
@@ -84,8 +97,10 @@ class FisherCurvature:
     ) -> tuple[Float[Tensor, " d"], float]:
         """The change by the update "none", "obs" or "joint", and ½ δᵀFδ of it."""
         if update == "joint":
-            results = [p.joint_removal(theta[_slot(p.run)], removed[_slot(p.run)]) for p in self.parts]
-            return torch.cat([delta for delta, _ in results]), float(sum(cost for _, cost in results))
+            with self.block_ranks.together("removing weights"):
+                results = [p.joint_removal(theta[_slot(p.run)], removed[_slot(p.run)]) for p in self.parts]
+                delta = torch.cat([theta[:0], *(delta for delta, _ in results)])
+            return delta, self._total([cost for _, cost in results])
         delta = torch.where(removed, -theta, 0.0)
         if update == "obs":
             x = single_sums(theta, removed, self.inverse.diagonal().double())
@@ -128,31 +143,41 @@ class FisherCurvature:
             theta: the kept weights.
             positions: of each group's weights among them; −1 where there is none, which costs infinitely much.
         """
-        absent = positions < 0
-        inverse = self._group_inverses(positions, absent)
-        return greedy_costs(inverse, theta[positions.clamp_min(0)], absent=absent)
+        return costs_in_groups(self.group_inverses(positions), theta, positions)
 
     def cost(self, delta: Float[Tensor, " d"]) -> float:
         """½ δᵀFδ of any change."""
-        return float(sum(part.cost(delta[_slot(part.run)]) for part in self.parts))
+        return self._total([part.cost(delta[_slot(part.run)]) for part in self.parts])
 
-    def _group_inverses(
-        self, positions: Int[Tensor, "groups size"], absent: Bool[Tensor, "groups size"]
-    ) -> Float[Tensor, "groups size size"]:
-        """[F⁻¹]_QQ of every group Q, with the identity where weights are absent; zero between blocks."""
+    def group_inverses(self, positions: Int[Tensor, "groups size"]) -> Float[Tensor, "groups size size"]:
+        """[F⁻¹]_QQ of every group Q; zero between blocks, and where a weight is absent (at position −1)."""
         size = positions.shape[1]
         inverse = torch.zeros(len(positions), size, size, dtype=torch.float64, device=positions.device)
-        diagonal = self.inverse.diagonal().double()[positions.clamp_min(0)]
-        inverse.diagonal(dim1=1, dim2=2).copy_(torch.where(absent, 1.0, diagonal))
+        diagonal = torch.nn.functional.pad(self.inverse.diagonal().double(), (0, 1))
+        inverse.diagonal(dim1=1, dim2=2).copy_(diagonal[positions])
         a, b = torch.triu_indices(size, size, 1, device=positions.device)
         for part in self.parts:
-            block = torch.where(absent, -1, positions - part.run.start) // part.run.length
+            block = torch.where(positions < 0, -1, positions - part.run.start) // max(1, part.run.length)
             inside = (block >= 0) & (block < part.run.count)
             group, pair = ((block[:, a] == block[:, b]) & inside[:, a] & inside[:, b]).nonzero(as_tuple=True)
             i, j = a[pair], b[pair]
             rows, columns = positions[group, i] - part.run.start, positions[group, j] - part.run.start
             inverse[group, i, j] = inverse[group, j, i] = part.elements(rows, columns)
         return inverse
+
+    def _total(self, costs: Sequence[Float[Tensor, ""]]) -> float:
+        """The sum over all blocks, whichever rank has them."""
+        total = torch.zeros((), dtype=torch.float64, device=self.inverse.device)
+        return float(self.block_ranks.sum_(total + sum(costs)))
+
+
+def costs_in_groups(
+    inverse: Float[Tensor, "groups size size"], theta: Float[Tensor, " d"], positions: Int[Tensor, "groups size"]
+) -> Float[Tensor, "groups size"]:
+    """What each weight of a group costs, from [F⁻¹]_QQ, which is zero where one is absent (at position −1)."""
+    absent = positions < 0
+    inverse.diagonal(dim1=1, dim2=2)[absent] = 1
+    return greedy_costs(inverse, theta[positions.clamp_min(0)], absent=absent)
 
 
 def _part(run: Run, pages: Pages, damping: float) -> FisherPart:

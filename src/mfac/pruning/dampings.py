@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mfac.ranks import Ranks
 from mfac.static import StaticInverseFisher
 
 FRACTIONS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -17,6 +18,7 @@ def choose_damping(
     block_size: int | None,
     sizes: Sequence[int],
     fractions: Sequence[float] = FRACTIONS,
+    ranks: Ranks | None = None,
 ) -> float:
     """The fraction of the mean diagonal of GᵀG/m that makes gradients it has not seen the most likely.
 
@@ -24,12 +26,17 @@ def choose_damping(
     F: the λ with the smallest log det F + mean gᵀF⁻¹g wins. Too small a λ finds directions impossible that do occur,
     too large a one drowns what the rows have to say.
 
+    With several `ranks`, the rows are those of this rank's columns, and all choose the same.
+
     Raises:
         ValueError: fewer than four rows, or rows of zeros.
     """
     held = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
     held[HELD_OUT - 1 :: HELD_OUT] = True
-    scale = float(rows.double().square().mean())
+    ranks = Ranks() if ranks is None else ranks
+    sums = torch.tensor([float(rows.double().square().sum()), rows.numel()], dtype=torch.float64, device=rows.device)
+    squares, count = ranks.sum_(sums).tolist()
+    scale = squares / count
     if scale == 0 or not bool(held.any()):
         raise ValueError(
             f'damping="auto" goes by the scale of the gradients and holds some of them out; {len(rows)} rows with a '
@@ -37,7 +44,9 @@ def choose_damping(
         )
     seen, judges = rows[~held], rows[held].T.contiguous()
     split = None if block_size is None else sizes
-    operator = StaticInverseFisher(seen, max(fractions) * scale, block_size=block_size, sizes=split)
+    operator = StaticInverseFisher(
+        seen, max(fractions) * scale, block_size=block_size, sizes=split, process_group=ranks.group
+    )
     unlikely = {}
     for fraction in sorted(fractions, reverse=True):
         operator.damping = fraction * scale

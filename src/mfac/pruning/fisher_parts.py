@@ -12,6 +12,7 @@ from mfac.pages import Pages
 from mfac.precision import float32_holds
 from mfac.pruning.removal import group_costs, primal_removal
 from mfac.pruning.slices import block_group_costs, members
+from mfac.ranks import Ranks
 
 # Numbers that are worked on at once: pieces of many small blocks stay in cache, those of one large block are wide.
 BLOCK_PIECE = 1 << 20
@@ -83,11 +84,19 @@ class SmallBlocks:
 
 
 class LargeBlocks:
-    """Blocks of which only slices fit at a time, the full matrix among them: two passes over G, and m x m algebra."""
+    """Blocks of which only slices fit at a time, the full matrix among them: two passes over G, and m x m algebra.
 
-    def __init__(self, run: Run, pages: Pages, damping: float):
+    Args:
+        run: where the blocks lie.
+        pages: where G is.
+        damping: λ.
+        ranks: that share the only block of the run, each with some of its columns; costs are those of all ranks.
+    """
+
+    def __init__(self, run: Run, pages: Pages, damping: float, ranks: Ranks | None = None):
         self.run = run
         self.damping = damping
+        self._ranks = Ranks() if ranks is None else ranks
         self._pages = pages
         self._m = pages.shape[0]
         self._step = max(1, WIDE_PIECE // self._m)
@@ -101,12 +110,14 @@ class LargeBlocks:
         for piece, G in self._stream():
             local = _local(self.run, piece)
             delta[local] = products.combine(G, a[piece.blocks], torch.float64).flatten()
-        cost = woodbury.removal_cost(gone.unflatten(0, (self.run.count, -1)), a, u, self.damping)
-        return torch.where(removed, -theta, delta), cost.sum()
+        squares = self._ranks.sum_(gone.square().sum())
+        cost = 0.5 * self.damping * (squares + (u * a).sum())
+        return torch.where(removed, -theta, delta), cost
 
     def cost(self, delta: Float[Tensor, " n"]) -> Float[Tensor, ""]:
         """½ δᵀFδ."""
-        return (self.damping * delta.square().sum() + self._project(delta).square().sum() / self._m) / 2
+        squares = self._ranks.sum_(delta.square().sum())
+        return (self.damping * squares + self._project(delta).square().sum() / self._m) / 2
 
     def elements(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         """[F⁻¹]_ij = (δ_ij − W_iᵀW_j)/λ of pairs that lie in one block each, counted from the run's start."""
@@ -135,9 +146,10 @@ class LargeBlocks:
 
     def _project(self, x: Float[Tensor, " n"]) -> Float[Tensor, "blocks m"]:
         out = x.new_zeros(self.run.count, self._m)
-        for piece, G in self._stream():
-            out[piece.blocks] += products.project(G, piece.split(x[_local(self.run, piece)]), torch.float64)
-        return out
+        with self._ranks.together("a product with the gradients"):
+            for piece, G in self._stream():
+                out[piece.blocks] += products.project(G, piece.split(x[_local(self.run, piece)]), torch.float64)
+        return self._ranks.sum_(out)
 
     def _kept_gram(self, removed: Bool[Tensor, " n"]) -> Float[Tensor, "blocks m m"]:
         """G_R G_Rᵀ, in float32 where that is safe."""
@@ -148,11 +160,12 @@ class LargeBlocks:
         return self._sum_grams(removed, torch.float64)
 
     def _sum_grams(self, removed: Bool[Tensor, " n"], dtype: torch.dtype) -> Float[Tensor, "blocks m m"]:
-        K = torch.zeros(self.run.count, self._m, self._m, dtype=torch.float64, device=removed.device)
-        for piece, G in self._stream():
-            kept = (~removed[_local(self.run, piece)]).nonzero()[:, 0]
-            K[piece.blocks] += products.gram(G[:, :, kept], dtype)
-        return K
+        with self._ranks.together("the Gram matrix of the weights that stay"):
+            K = torch.zeros(self.run.count, self._m, self._m, dtype=torch.float64, device=removed.device)
+            for piece, G in self._stream():
+                kept = (~removed[_local(self.run, piece)]).nonzero()[:, 0]
+                K[piece.blocks] += products.gram(G[:, :, kept], dtype)
+        return self._ranks.sum_(K)
 
     def _stream(self) -> Iterator[tuple[Piece, Tensor]]:
         # Slices of one block at a time: a piece of several would mix their columns in `_sum_grams`.

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -78,6 +79,7 @@ class GradualPruner:
         rows_dir: str | os.PathLike[str] | None = None,
         progress: bool | None = None,
         on_step: Callable[[PruningResult], None] | None = None,
+        process_group: dist.ProcessGroup | None = None,
     ):
         self.schedule = checked_schedule(schedule)
         self.steps_done = 0
@@ -106,6 +108,7 @@ class GradualPruner:
             "loss_batches": loss_batches,
             "rows_dir": rows_dir,
             "progress": progress,
+            "process_group": process_group,
         }
         if masks:
             self._hold(matched_masks(model, masks))

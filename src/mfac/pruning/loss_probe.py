@@ -9,21 +9,29 @@ from torch import nn
 from mfac.gradients.batches import Batch, move
 from mfac.gradients.model_state import evaluation
 from mfac.gradients.per_sample import LossFn
+from mfac.ranks import Ranks
 
 
 class LossProbe:
-    """The mean loss over some batches, in eval mode."""
+    """The mean loss over some batches, those of all ranks, in eval mode."""
 
-    def __init__(self, model: nn.Module, loss_fn: LossFn, batches: Iterable[Batch]):
+    def __init__(self, model: nn.Module, loss_fn: LossFn, batches: Iterable[Batch], ranks: Ranks | None = None):
         self.model = model
+        self.ranks = Ranks() if ranks is None else ranks
         self.loss_fn = loss_fn
         devices = {parameter.device for parameter in model.parameters()}
         self.batches = [move(batch, *devices) if len(devices) == 1 else batch for batch in batches]
 
     def __call__(self) -> float:
         """The loss now."""
-        with evaluation(self.model), torch.no_grad():
-            return sum(float(self.loss_fn(self.model, batch)) for batch in self.batches) / len(self.batches)
+        with self.ranks.together("the loss"), evaluation(self.model), torch.no_grad():
+            losses = [float(self.loss_fn(self.model, batch)) for batch in self.batches]
+        if self.ranks.size == 1:
+            return sum(losses) / len(losses)
+        device = next(self.model.parameters()).device
+        total = torch.tensor([sum(losses), len(losses)], dtype=torch.float64, device=device)
+        loss, count = self.ranks.sum_(total).tolist()
+        return float(loss / count)
 
     def before(self) -> float:
         """The loss at the start.

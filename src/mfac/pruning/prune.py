@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from mfac.gradients.batches import Batch
@@ -16,12 +17,14 @@ from mfac.pruning.batch_stream import BatchStream
 from mfac.pruning.budget import Pool, Scope, final_pools, step_pools, tensor_counts
 from mfac.pruning.loss_probe import LossProbe
 from mfac.pruning.methods import Estimation, make_method
-from mfac.pruning.patterns import NOfM, Pattern, Slices, parse_pattern
+from mfac.pruning.patterns import NOfM, Pattern, parse_pattern
 from mfac.pruning.result import PruningResult
 from mfac.pruning.steps import Stepper
 from mfac.pruning.targets import Names, choose_targets, matching_ids
 from mfac.pruning.weights import MaskedWeights
+from mfac.ranks import Ranks
 
+RANK_SEEDS = 1_000_003  # between the random states of two ranks; more steps than anybody prunes in
 UPDATES = ("joint", "obs", "none")
 ORDERS = ("scores", "greedy")
 
@@ -54,11 +57,15 @@ def prune(
     seed: int | None = None,
     progress: bool | None = None,
     on_step: Callable[[PruningResult], None] | None = None,
+    process_group: dist.ProcessGroup | None = None,
 ) -> PruningResult:
     """Removes weights in place until `round(sparsity * count)` of them are exactly zero, at the least cost in loss.
 
     At each of `recomputations` steps, gradients are taken anew, the weights with the smallest θ_i²/(2[F⁻¹]_ii) go, and
     the others move so as to make up for it. If a step fails or is interrupted, the model is as the step before left it.
+
+    With a `process_group` all ranks prune the same model together, each with batches of its own: gradients are shared
+    out by columns, and all ranks end with the same masks and weights, bit for bit. What fails on one rank fails on all.
 
     Args:
         model: any module; the random state, training flags and `.grad` are left alone.
@@ -88,7 +95,9 @@ def prune(
         rows_dir: a folder for the gradients where they do not fit in memory.
         seed: of the order of shuffling batches and of labels that are drawn; None: as the random state has it.
         progress: a bar for the gradients: True, False, or None: on a terminal.
-        on_step: called with the result so far after each complete step.
+        on_step: called with the result so far after each complete step; on every rank.
+        process_group: whose ranks prune together; `num_grads` is the number of their gradients in all. For the methods
+            "mfac", "diagonal" and "magnitude".
 
     Returns:
         The masks, the sparsity reached, and a record of each step.
@@ -98,34 +107,55 @@ def prune(
             loss is not finite; nothing is changed then.
         RuntimeError: a loss or a gradient that became not finite.
     """
-    _check_choice("update", update, UPDATES)
-    _check_choice("order", order, ORDERS)
-    shape = parse_pattern(pattern)
-    _check_settings(recomputations, loss_batches, method, order, shape)
-    targets = _targets_of(sparsity, targets)
-    weights = MaskedWeights(model, choose_targets(model, targets, ignore), masks)
-    pools = _pools(model, weights, sparsity, scope, shape, floor)
-    counts = tensor_counts(weights.masks, floor)
-    steps = step_pools(pools, [sum(counts[name].kept for name in pool.names) for pool in pools], recomputations)
-    stream = batches if isinstance(batches, BatchStream) else BatchStream(batches, seed)
-    stream.needed = f" ({len(steps)} recomputations need {len(steps) * num_grads} gradients in all)"
+    ranks = Ranks(process_group)
     with _folder(rows_dir) as folder:
-        estimation = Estimation(
-            loss_fn, num_grads, block_size, damping, per_sample, fisher, folder, 0 if seed is None else seed, progress
-        )
-        estimation.check(weights)
-        stepper = Stepper(
-            weights=weights,
-            stream=stream,
-            method=make_method(method, estimation, weights, keep_rows=isinstance(shape, Slices)),
-            probe=LossProbe(model, loss_fn, stream.peek(loss_batches)),
-            update=update,
-            order=order,
-            pattern=shape,
-            floors={name: count.floor for name, count in counts.items()},
-            bn_batches=bn_batches,
-        )
+        with ranks.together("looking at the arguments"):
+            _check_choice("update", update, UPDATES)
+            _check_choice("order", order, ORDERS)
+            shape = parse_pattern(pattern)
+            _check_settings(recomputations, loss_batches, method, order, shape)
+            targets = _targets_of(sparsity, targets)
+            weights = MaskedWeights(model, choose_targets(model, targets, ignore), masks)
+            pools = _pools(model, weights, sparsity, scope, shape, floor)
+            counts = tensor_counts(weights.masks, floor)
+            steps = step_pools(pools, [sum(counts[name].kept for name in pool.names) for pool in pools], recomputations)
+            stream = batches if isinstance(batches, BatchStream) else BatchStream(batches, _rank_seed(seed, ranks))
+            stream.needed = f" ({len(steps)} recomputations need {len(steps) * num_grads} gradients in all)"
+            estimation = Estimation(
+                loss_fn, num_grads, block_size, damping, per_sample, fisher, folder, seed or 0, progress, ranks
+            )
+            estimation.check(weights)
+            stepper = Stepper(
+                weights=weights,
+                stream=stream,
+                method=make_method(method, estimation, weights, shape),
+                probe=LossProbe(model, loss_fn, stream.peek(loss_batches), ranks),
+                update=update,
+                order=order,
+                pattern=shape,
+                floors={name: count.floor for name, count in counts.items()},
+                bn_batches=bn_batches,
+                ranks=ranks,
+            )
+        if ranks.size > 1:
+            _make_alike(
+                estimation, weights, sparsity=sparsity, recomputations=recomputations, scope=scope, floor=floor,
+                block_size=block_size, damping=damping, update=update, order=order, pattern=pattern, method=method,
+                bn_batches=bn_batches is not None,
+            )  # fmt: skip
         return _run(stepper, steps, on_step)
+
+
+def _make_alike(estimation: Estimation, weights: MaskedWeights, **arguments: object) -> None:
+    """Sees that all ranks have the same weights, masks and arguments; buffers become those of the first rank."""
+    estimation.check_ranks(weights, arguments)
+    for buffer in weights.model.buffers():  # running statistics differ after training under DDP
+        estimation.ranks.from_first_(buffer)
+
+
+def _rank_seed(seed: int | None, ranks: Ranks) -> int | None:
+    """Loaders that shuffle by the random state give other batches on every rank."""
+    return None if seed is None else seed + RANK_SEEDS * ranks.rank
 
 
 @contextmanager
@@ -148,7 +178,8 @@ def _run(stepper: Stepper, steps: list[list[Pool]], on_step: Callable[[PruningRe
         result.masks.update(weights.masks)
         result.history.append(record)
         if on_step is not None:
-            on_step(result)
+            with stepper.ranks.together("on_step"):
+                on_step(result)
     return result
 
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float
@@ -19,8 +19,12 @@ from mfac.pruning.methods import Method
 from mfac.pruning.patterns import NOfM, Pattern, Slices
 from mfac.pruning.result import StepRecord
 from mfac.pruning.selection import cheapest
+from mfac.pruning.shared_curvature import SharedCurvature
 from mfac.pruning.slices import cheapest_slices
 from mfac.pruning.weights import MaskedWeights
+from mfac.ranks import Ranks
+
+WithBlocks = FisherCurvature | SharedCurvature
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class Stepper:
     pattern: Pattern
     floors: Mapping[str, int]
     bn_batches: Iterable[Batch] | None
+    ranks: Ranks = field(default_factory=Ranks)
 
     def step(self, number: int, pools: Sequence[Pool], loss: float) -> StepRecord:
         """Removes what the pools do not keep; if anything fails, the model and the masks are as before."""
@@ -48,10 +53,15 @@ class Stepper:
         curvature = self.method.curvature(measured, self.weights, layout)
         removed = self._choose(curvature, theta, layout, pools, count)
         gone: Bool[Tensor, " d"] = self.weights.row_of(layout, removed)
+        if self.ranks.size > 1:  # all choose by the same numbers; ties are broken as the first rank has it
+            self.ranks.from_first_(gone)
+            removed = layout.unflatten(gone)
         delta, predicted = curvature.remove(theta, gone, self.update)
         with self.weights.all_or_nothing():
-            self.weights.write(layout, theta + delta, removed)
-            self._recalibrate()
+            with self.ranks.together("writing the weights"):
+                self.weights.write(layout, theta + delta, removed)
+            if self.bn_batches is not None:
+                recalibrate(self.weights.model, self.bn_batches, self.ranks)
             after = self.probe.after()
         return StepRecord(
             step=number,
@@ -79,7 +89,7 @@ class Stepper:
         if isinstance(self.pattern, NOfM):
             return self._choose_in_groups(self.pattern, curvature, theta, layout, pools)
         if self.order == "greedy":
-            assert isinstance(curvature, FisherCurvature)
+            assert isinstance(curvature, WithBlocks)
             # Weights that a floor keeps must not use up what was asked for.
             spare = sum(self.floors.values())
             costs = curvature.greedy_scores(theta, count + spare if len(pools) == 1 else None)
@@ -92,7 +102,7 @@ class Stepper:
     ) -> dict[str, Tensor]:
         """Inside a group the exact order, one weight after the other; among groups the cheapest."""
         masks = self.weights.masks
-        if isinstance(curvature, FisherCurvature):
+        if isinstance(curvature, WithBlocks):
             positions = [
                 pattern.positions(masks[n], slot.start) for n, slot in zip(layout.names, layout.slots, strict=True)
             ]
@@ -110,7 +120,7 @@ class Stepper:
         ids, ranges = pattern.groups(masks)
         groups = self.weights.row_of(layout, ids)
         count = max(numbers.stop for numbers in ranges.values())
-        if isinstance(curvature, FisherCurvature):
+        if isinstance(curvature, WithBlocks):
             costs = curvature.group_costs(theta, groups, count)
         else:
             costs = torch.zeros(count, dtype=torch.float64, device=theta.device)
@@ -119,7 +129,3 @@ class Stepper:
         chosen = torch.zeros(count, dtype=torch.bool, device=theta.device)
         chosen[sorted(cheapest_slices(costs, sizes, ranges, pools, self.floors))] = True
         return {name: chosen[ids[name]] & mask for name, mask in masks.items()}
-
-    def _recalibrate(self) -> None:
-        if self.bn_batches is not None:
-            recalibrate(self.weights.model, self.bn_batches)

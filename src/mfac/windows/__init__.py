@@ -1,6 +1,7 @@
 """How the rows of a window are stored: plain dtypes, int8 with scales, or the largest entries with error feedback."""
 
-from mfac.windows.choice import Window, as_kind, check_memory, saved_rows, window_bytes
+from mfac.windows.choice import Window, as_kind, build_rows, check_memory, check_wider, saved_rows, window_bytes
+from mfac.windows.devices import as_devices
 from mfac.windows.int8 import Int8
 from mfac.windows.rows import ChosenColumns, SavedRows
 from mfac.windows.topk import TopK
@@ -11,8 +12,11 @@ __all__ = [
     "SavedRows",
     "TopK",
     "Window",
+    "as_devices",
     "as_kind",
+    "build_rows",
     "check_memory",
+    "check_wider",
     "saved_rows",
     "window_bytes",
 ]

@@ -1,15 +1,16 @@
 """Which storage a `window` argument means, how much memory it takes, and how to read what was saved of any."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mfac.memory import available_memory, gib
+from mfac.windows.devices import DeviceRows, SideBySide, build_on
 from mfac.windows.int8 import Int8, Int8Rows
 from mfac.windows.plain import DTYPES, Plain
-from mfac.windows.rows import Kind, Pieces, SavedRows
+from mfac.windows.rows import Kind, Pieces, Rows, SavedRows
 from mfac.windows.topk import TopK, TopKRows
 
 Window = torch.dtype | Int8 | TopK
@@ -53,6 +54,22 @@ def check_memory(num_grads: int, dim: int, kind: Kind, device: torch.device) -> 
     )
 
 
+def build_rows(kind: Kind, num_grads: int, dim: int, devices: Sequence[torch.device]) -> Rows:
+    """Rows of zeros, their columns on one device or several.
+
+    Raises:
+        MemoryError: a device has too little memory.
+    """
+    return build_on(kind, num_grads, dim, devices, lambda columns, at: check_memory(num_grads, columns, kind, at))
+
+
+def check_wider(rows: Rows, extra: int, device: torch.device) -> None:
+    """Raises MemoryError where there is no room for `extra` columns more, made beside the present ones."""
+    if isinstance(rows, DeviceRows):
+        device, rows = rows.devices[-1], rows.pieces[-1]
+    check_memory(rows.shape[0], rows.shape[1] + extra, rows.kind, device)
+
+
 def saved_rows(rows: Any) -> SavedRows:
     """Rows as they are in a state: a matrix, pieces of its columns, a dict of a compressed storage, or read already.
 
@@ -68,9 +85,16 @@ def saved_rows(rows: Any) -> SavedRows:
         return read
     readers: dict[Any, Callable[[dict[str, Any]], SavedRows]]
     readers = {"int8": Int8Rows.of_state, "topk": TopKRows.of_state}
+    if rows.get("kind") == "pieces":
+        return _side_by_side(rows)
     if rows.get("kind") not in readers:
         raise ValueError(f"the saved rows are stored as {rows.get('kind')!r}, and {', '.join(readers)} can be read")
     return readers[rows["kind"]](rows)
+
+
+def _side_by_side(state: dict[str, Any]) -> SavedRows:
+    pieces = state["pieces"]
+    return SideBySide([saved_rows(pieces[str(number)]) for number in range(len(pieces))])
 
 
 def _fitting(num_grads: int, dim: int, kind: Kind, available: int) -> int:

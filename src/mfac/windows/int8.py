@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mfac import quantization
-from mfac.pages import Pages
-from mfac.windows.pages import CompressedPages, gram_of
+from mfac import native, quantization
+from mfac.row_formats import Int8Format, RowFormat
+from mfac.windows.pages import CompressedRows
 from mfac.windows.rows import Rows, SavedRows, StoredRow, check_fits
 
 TILE = 1 << 20  # numbers converted at a time: few calls, and still in cache
@@ -46,6 +46,10 @@ class Int8:
         """A byte a number, and the scales."""
         return num_grads * (dim + 4 * quantization.num_blocks(dim, self.block))
 
+    def row_format(self, dim: int) -> RowFormat:
+        """The bytes of a row in a file."""
+        return Int8Format(dim, self.block, self.stochastic, self.seed, self.name)
+
     def build(self, num_grads: int, dim: int, device: torch.device) -> Rows:
         """Rows of zeros."""
         codes = torch.zeros(num_grads * dim, dtype=torch.int8, device=device)
@@ -53,7 +57,7 @@ class Int8:
         return Int8Rows(self, codes, scales, dim)
 
 
-class Int8Rows:
+class Int8Rows(CompressedRows):
     """Codes [m, block] of one block of columns after the other, and scales [blocks, m].
 
     A pass converts a tile of rows of one block at a time. Its scales never touch the tile: they are one number a row
@@ -85,6 +89,9 @@ class Int8Rows:
 
     def project(self, n: int, x: Float[Tensor, "d *k"], dtype: torch.dtype) -> Float[Tensor, "n *k"]:
         """G x."""
+        compiled = self._compiled(dtype) if x.ndim == 1 else None
+        if compiled is not None:
+            return compiled.project(n, x)
         x = x.to(dtype)
         parts = torch.empty(len(self._scales), n, *x.shape[1:], dtype=dtype, device=x.device)
         for index, columns, rows, tile in self._tiles(n, dtype):
@@ -94,6 +101,9 @@ class Int8Rows:
 
     def combine(self, a: Float[Tensor, "n *k"], dtype: torch.dtype) -> Float[Tensor, "d *k"]:
         """Gᵀ a."""
+        compiled = self._compiled(dtype) if a.ndim == 1 else None
+        if compiled is not None:
+            return compiled.combine(a)
         out = torch.zeros(self.shape[1], *a.shape[1:], dtype=dtype, device=a.device)
         scaled, last = a, -1
         for index, columns, rows, tile in self._tiles(len(a), dtype):
@@ -104,29 +114,10 @@ class Int8Rows:
             into(out[columns], tile.T, scaled[rows], out=out[columns])
         return out
 
-    def gram(self, n: int, dtype: torch.dtype) -> Float[Tensor, "n n"]:
-        """G Gᵀ."""
-        return gram_of(self.pages(n), dtype)
-
     def row(self, k: int) -> Float[Tensor, " d"]:
         """Row k, dequantised."""
         codes = torch.cat([blocks[:, k].flatten() for _, blocks in self._runs()])
         return quantization.dequantize(codes, self._scales[:, k], self.kind.block)
-
-    def dense(self) -> Float[Tensor, "m d"]:
-        """All rows, dequantised: a matrix of its own."""
-        return self._columns(self.shape[0], 0, self.shape[1])
-
-    def pages(self, n: int) -> Pages:
-        """Pieces of columns, dequantised when they are asked for."""
-
-        def load(start: int, stop: int) -> Tensor:
-            return self._columns(n, start, stop)
-
-        def gather(indices: Tensor) -> Tensor:
-            return self._single_columns(n, indices)
-
-        return CompressedPages(load(0, 1), self.shape[1], load, gather)
 
     def widen(self, extra: int) -> None:
         """The last block grows, others follow it; scales of blocks that were there stay."""
@@ -165,6 +156,9 @@ class Int8Rows:
         for k in range(n):
             self.write(k, self.encode(saved.row(k).to(device)))
         return True
+
+    def _compiled(self, dtype: torch.dtype) -> native.NativeProducts | None:
+        return native.find(dtype, self._codes, self.shape, self._scales, self.kind.block)
 
     def _noise(self) -> Float[Tensor, " d"] | None:
         """The draws of the next row: they depend on the seed and on how many rows were written, so nothing is drawn
@@ -207,7 +201,8 @@ class Int8Rows:
                 tile = buffer[: source.numel()].view_as(source).copy_(source)
                 yield index, slice(start, stop), slice(top, top + len(source)), tile
 
-    def _columns(self, n: int, start: int, stop: int) -> Float[Tensor, "n columns"]:
+    def columns(self, n: int, start: int, stop: int) -> Float[Tensor, "n columns"]:
+        """Columns of the first n rows, dequantised."""
         out = torch.empty(n, stop - start, device=self._codes.device)
         for index, left, right in self._blocks(start, stop):
             low, high = max(left, start), min(right, stop)
@@ -216,7 +211,8 @@ class Int8Rows:
             part.mul_(self._scales[index, :n, None])
         return out
 
-    def _single_columns(self, n: int, indices: Int[Tensor, " c"]) -> Float[Tensor, "n c"]:
+    def gather(self, n: int, indices: Int[Tensor, " c"]) -> Float[Tensor, "n c"]:
+        """Single columns of the first n rows, dequantised."""
         (m, d), block = self.shape, self.kind.block
         index = indices // block
         lengths = (d - index * block).clamp_max(block)

@@ -1,6 +1,8 @@
-"""Columns of compressed rows, made a piece at a time, for the parts of an operator that go over columns."""
+"""Columns of compressed rows, made a piece at a time, for all that goes over columns."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -40,6 +42,33 @@ class CompressedPages(Pages):
     def gather(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "m n"]:
         """Single columns, as stored."""
         return self._gather(indices)
+
+
+class CompressedRows(ABC):
+    """Rows that are no matrix: what can be asked of them once pieces of their columns can be made."""
+
+    shape: tuple[int, int]
+
+    @abstractmethod
+    def columns(self, n: int, start: int, stop: int) -> Float[Tensor, "n columns"]:
+        """Columns side by side of the first n rows, as stored: a matrix of its own."""
+
+    @abstractmethod
+    def gather(self, n: int, indices: Int[Tensor, " c"]) -> Float[Tensor, "n c"]:
+        """Single columns of the first n rows, as stored."""
+
+    def dense(self) -> Float[Tensor, "m d"]:
+        """All rows, as stored: a matrix of its own."""
+        return self.columns(self.shape[0], 0, self.shape[1])
+
+    def pages(self, n: int) -> Pages:
+        """Pieces of columns, made when they are asked for."""
+        load, gather = partial(self.columns, n), partial(self.gather, n)
+        return CompressedPages(load(0, 1), self.shape[1], load, gather)
+
+    def gram(self, n: int, dtype: torch.dtype) -> Float[Tensor, "n n"]:
+        """G Gᵀ of the first n rows: computed in `dtype`, in float64."""
+        return gram_of(self.pages(n), dtype)
 
 
 def gram_of(pages: Pages, dtype: torch.dtype) -> Float[Tensor, "m m"]:

@@ -6,8 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mfac import products
+from mfac import native, products
 from mfac.pages import Pages
+from mfac.row_formats import RowFormat, format_of
 from mfac.windows.rows import Pieces, Rows, SavedRows, StoredRow, check_fits
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -28,13 +29,17 @@ class Plain:
         """The matrix."""
         return num_grads * dim * self.dtype.itemsize
 
+    def row_format(self, dim: int) -> RowFormat:
+        """The bytes of a row in a file."""
+        return format_of(self.dtype, dim)
+
     def build(self, num_grads: int, dim: int, device: torch.device) -> Rows:
         """Rows of zeros."""
         return PlainRows(self, torch.zeros(num_grads, dim, dtype=self.dtype, device=device))
 
 
 class PlainRows:
-    """A matrix [m, d]; `products` converts tiles of it where the arithmetic is in another dtype."""
+    """A matrix [m, d]; where the arithmetic is in another dtype, `native` or `products` convert it as they read it."""
 
     def __init__(self, kind: Plain, G: Float[Tensor, "m d"]):
         self.kind = kind
@@ -56,11 +61,13 @@ class PlainRows:
 
     def project(self, n: int, x: Float[Tensor, "d *k"], dtype: torch.dtype) -> Float[Tensor, "n *k"]:
         """G x."""
-        return products.project(self._G[:n], x, dtype)
+        compiled = self._compiled(dtype) if x.ndim == 1 else None
+        return products.project(self._first(n), x, dtype) if compiled is None else compiled.project(n, x)
 
     def combine(self, a: Float[Tensor, "n *k"], dtype: torch.dtype) -> Float[Tensor, "d *k"]:
         """Gᵀ a."""
-        return products.combine(self._G[: len(a)], a, dtype)
+        compiled = self._compiled(dtype) if a.ndim == 1 else None
+        return products.combine(self._first(a.shape[0]), a, dtype) if compiled is None else compiled.combine(a)
 
     def gram(self, n: int, dtype: torch.dtype) -> Float[Tensor, "n n"]:
         """G Gᵀ."""
@@ -103,3 +110,9 @@ class PlainRows:
         for k in range(n):
             self._G[k] = saved.row(k)
         return converted
+
+    def _first(self, n: int) -> Float[Tensor, "n d"]:
+        return self._G if n == self._G.shape[0] else self._G[:n]  # making a view takes time too
+
+    def _compiled(self, dtype: torch.dtype) -> native.NativeProducts | None:
+        return None if dtype == self.dtype else native.find(dtype, self._G, self.shape)

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mfac.pages import Pages
-from mfac.windows.pages import CompressedPages, gram_of
+from mfac.row_formats import RowFormat, TopKFormat
+from mfac.windows.pages import CompressedRows
 from mfac.windows.rows import Rows, SavedRows, StoredRow, check_fits
 
 LONGEST_BLOCK = 1 << 15  # of which int16 can tell every column
@@ -57,6 +57,10 @@ class TopK:
         """How many entries a block of so many columns keeps."""
         return min(length, ceil(self.density * length))
 
+    def entries(self, dim: int) -> int:
+        """How many entries a row of so many columns keeps."""
+        return dim // self.block * self.kept(self.block) + self.kept(dim % self.block)
+
     def layout(self, dim: int) -> list[tuple[int, int, int]]:
         """(start, stop, kept entries) of every block of columns."""
         starts = range(0, dim, self.block)
@@ -64,18 +68,21 @@ class TopK:
 
     def bytes(self, num_grads: int, dim: int) -> int:
         """Indices and numbers, and one error vector in float32."""
-        entries = sum(kept for _, _, kept in self.layout(dim))
-        return num_grads * entries * (2 + self.dtype.itemsize) + 4 * dim
+        return num_grads * self.entries(dim) * (2 + self.dtype.itemsize) + 4 * dim
+
+    def row_format(self, dim: int) -> RowFormat:
+        """The bytes of a row in a file, which has no error to hand on."""
+        return TopKFormat(dim, self.density, self.block, self.dtype, self.name)
 
     def build(self, num_grads: int, dim: int, device: torch.device) -> Rows:
         """Rows of zeros."""
-        entries = sum(kept for _, _, kept in self.layout(dim))
+        entries = self.entries(dim)
         indices = torch.zeros(num_grads, entries, dtype=torch.int16, device=device)
         values = torch.zeros(num_grads, entries, dtype=self.dtype, device=device)
         return TopKRows(self, indices, values, torch.zeros(dim, device=device))
 
 
-class TopKRows:
+class TopKRows(CompressedRows):
     """Indices within their block and values, [m, entries], entries by block; products gather and scatter.
 
     An entry that is not used (in a row of zeros) has the index 0 and the value 0, and changes no sum.
@@ -120,28 +127,9 @@ class TopKRows:
             out[columns].index_add_(0, indices.flatten(), terms.flatten(0, 1))
         return out
 
-    def gram(self, n: int, dtype: torch.dtype) -> Float[Tensor, "n n"]:
-        """G Gᵀ."""
-        return gram_of(self.pages(n), dtype)
-
     def row(self, k: int) -> Float[Tensor, " d"]:
         """Row k, with its zeros."""
         return self._spread(self._indices[k], self._values[k].float())
-
-    def dense(self) -> Float[Tensor, "m d"]:
-        """All rows, with their zeros: a matrix of its own."""
-        return self._columns(self.shape[0], 0, self.shape[1])
-
-    def pages(self, n: int) -> Pages:
-        """Pieces of columns, with their zeros, made when they are asked for."""
-
-        def load(start: int, stop: int) -> Tensor:
-            return self._columns(n, start, stop)
-
-        def gather(indices: Tensor) -> Tensor:
-            return self._single_columns(n, indices)
-
-        return CompressedPages(load(0, 1), self.shape[1], load, gather)
 
     def widen(self, extra: int) -> None:
         """The last block grows, and may keep more entries from now on; others follow it."""
@@ -213,7 +201,8 @@ class TopKRows:
                 yield slice(start, stop), rows, indices, self._values[rows, entries]
             place += kept
 
-    def _columns(self, n: int, start: int, stop: int) -> Float[Tensor, "n columns"]:
+    def columns(self, n: int, start: int, stop: int) -> Float[Tensor, "n columns"]:
+        """Columns of the first n rows, with their zeros."""
         out = torch.zeros(n, stop - start + 1, device=self._error.device)  # the last column takes what is outside
         for left, indices, values in self._touched(n, start, stop):
             places = indices + (left - start)
@@ -221,7 +210,8 @@ class TopKRows:
             out.scatter_add_(1, places.masked_fill_(outside, stop - start), values)
         return out[:, :-1]
 
-    def _single_columns(self, n: int, indices: Int[Tensor, " c"]) -> Float[Tensor, "n c"]:
+    def gather(self, n: int, indices: Int[Tensor, " c"]) -> Float[Tensor, "n c"]:
+        """Single columns of the first n rows, with their zeros."""
         wanted, where = indices.unique(return_inverse=True)
         out = torch.zeros(n, len(wanted) + 1, device=self._error.device)  # the last column takes what nobody wants
         for left, found, values in self._touched(n, 0, self.shape[1], wanted):

@@ -1,0 +1,79 @@
+"""Columns divided among ranks or devices: contiguous shares of nearly one length, which end where blocks end."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from mfac.blocks import Run, block_runs
+
+
+@dataclass(frozen=True)
+class ColumnShare:
+    """Columns `start` to `stop` - 1 of the matrix of gradients.
+
+    `sizes` are the lengths of the tensors, or pieces of tensors, that lie in them: what `StaticInverseFisher` calls
+    `sizes` when it is given these columns alone.
+    """
+
+    start: int
+    stop: int
+    sizes: tuple[int, ...]
+
+    @property
+    def columns(self) -> slice:
+        """For indexing: `vector[share.columns]`."""
+        return slice(self.start, self.stop)
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+def column_shares(sizes: Sequence[int], count: int, block_size: int | None = None) -> tuple[ColumnShare, ...]:
+    """Divides the columns into `count` shares, in order; some are empty where there are fewer blocks than shares.
+
+    Args:
+        sizes: lengths of the tensors whose weights lie side by side in the columns.
+        count: how many shares, one for each rank or device.
+        block_size: every block of this many weights, none of which straddles two tensors, is in one share; None: a
+            share may end anywhere.
+
+    Raises:
+        ValueError: a count or a block size that is not a positive int, or a negative length.
+    """
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise ValueError(f"count must be a positive number of shares, not {count!r}")
+    if any(size < 0 for size in sizes):
+        raise ValueError(f"sizes must be lengths of tensors, not {list(sizes)}")
+    dim = sum(sizes)
+    runs = block_runs(dim, 1 if block_size is None else block_size, sizes)
+    return _between(sizes, [_block_end(runs, dim * i // count) for i in range(count + 1)])
+
+
+def shares_at(cuts: Sequence[int], sizes: Sequence[int], count: int) -> tuple[ColumnShare, ...]:
+    """Divides the columns into `count` shares that end at some of the `cuts` only, which rise from 0 to all of them."""
+    return _between(sizes, [_nearest(cuts, cuts[-1] * i // count) for i in range(count + 1)])
+
+
+def _between(sizes: Sequence[int], ends: Sequence[int]) -> tuple[ColumnShare, ...]:
+    tensors = list(pairwise(accumulate(sizes, initial=0)))
+    shares = []
+    for start, stop in pairwise(ends):
+        lengths = (min(stop, last) - max(start, first) for first, last in tensors)
+        shares.append(ColumnShare(start, stop, tuple(length for length in lengths if length > 0)))
+    return tuple(shares)
+
+
+def _block_end(runs: Sequence[Run], column: int) -> int:
+    """The end of a block that is nearest to a column."""
+    for run in runs:
+        if column <= run.stop:
+            return run.start + (column - run.start + run.length // 2) // run.length * run.length
+    return column
+
+
+def _nearest(cuts: Sequence[int], column: int) -> int:
+    after = bisect_left(cuts, column)
+    if after and column - cuts[after - 1] < cuts[after] - column:
+        return cuts[after - 1]
+    return cuts[after]

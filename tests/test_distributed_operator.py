@@ -1,0 +1,202 @@
+"""The dynamic operator with its columns over ranks, or over devices of one process, against the whole one."""
+
+import pytest
+import torch
+
+import mfac
+from mfac import DynamicInverseFisher, Int8, TopK
+from mfac.dynamic import NonFiniteGradientError
+
+D, M, LAMBDA = 23, 5, 0.1
+WINDOWS = {"float64": None, "bfloat16": torch.bfloat16, "int8": Int8(block=4), "topk": TopK(0.5, block=4)}
+
+
+def gradients(count=9):
+    return torch.randn(count, D, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def piece_of(group):
+    """This rank's columns: two of them for the first, and the rest in even parts."""
+    cuts = [0, 2, *(2 + (D - 2) * r // max(group.size() - 1, 1) for r in range(1, group.size()))]
+    return slice(cuts[group.rank()], cuts[group.rank() + 1] if group.rank() + 1 < len(cuts) else D)
+
+
+def pieces_of_everything(group, window):
+    """What every method gives on this rank, after more updates than there are rows."""
+    here = piece_of(group)
+    op = DynamicInverseFisher(
+        M, here.stop - here.start, LAMBDA, dtype=torch.float64, window=window, process_group=group, normalize="full"
+    )
+    x, empty = gradients(3).T[here], (op.logdet(), op.quadratic_form(gradients(3).T[here]))
+    steps = torch.stack([op.update_and_apply(g[here]) for g in gradients()])
+    op.replace(2, gradients()[0][here])
+    first = (op[0, 0], op[0, 1])
+    figures = {"logdet": op.logdet(), "forms": op.quadratic_form(x), "gram": op.gram.clone()}
+    pieces = {"rows": op.rows.double(), "steps": steps, "product": (op @ x).T, "diagonal": op.diagonal()}
+    op.damping = 2 * LAMBDA
+    with pytest.raises(ValueError, match=rf"on {group.size()} ranks, and a dense matrix has all of them"):
+        op.to_dense()
+    return figures | {"empty": empty, "damped": op.logdet()}, pieces, first
+
+
+def dense(rows, damping):
+    return torch.linalg.inv(damping * torch.eye(D, dtype=torch.float64) + rows.T @ rows / M)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_pieces_side_by_side_are_the_answers_of_the_dense_matrix(rank_pool, size, window):
+    """Exact for the rows as stored, however each rank has stored its part."""
+    ranks = rank_pool.run(size, pieces_of_everything, WINDOWS[window])
+    for figures, _, _ in ranks:
+        assert torch.equal(figures["gram"], ranks[0][0]["gram"])
+    whole = {name: torch.cat([pieces[name] for _, pieces, _ in ranks], -1) for name in ranks[0][1]}
+    rows, figures = whole["rows"], ranks[0][0]
+    inverse, x = dense(rows, LAMBDA), gradients(3).T
+    close = {"rtol": 1e-6, "atol": 1e-9}
+    torch.testing.assert_close(whole["product"], (inverse @ x).T, **close)
+    torch.testing.assert_close(whole["diagonal"], inverse.diagonal(), **close)
+    torch.testing.assert_close(figures["gram"], rows @ rows.T, **close)
+    torch.testing.assert_close(figures["logdet"], torch.logdet(inverse), **close)
+    torch.testing.assert_close(figures["damped"], torch.logdet(dense(rows, 2 * LAMBDA)), **close)
+    torch.testing.assert_close(figures["forms"], torch.einsum("dk,de,ek->k", x, inverse, x), **close)
+    torch.testing.assert_close(figures["empty"][0], torch.logdet(dense(0 * rows, LAMBDA)), **close)
+    torch.testing.assert_close(figures["empty"][1], x.square().sum(0) / LAMBDA, **close)
+    for rank, (_, _, first) in enumerate(ranks):
+        start = sum(pieces["diagonal"].numel() for _, pieces, _ in ranks[:rank])
+        torch.testing.assert_close(torch.stack(first), inverse[start, start : start + 2], **close)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_steps_are_those_of_one_process(rank_pool, size):
+    op = DynamicInverseFisher(M, D, LAMBDA, dtype=torch.float64, normalize="full")
+    expected = torch.stack([op.update_and_apply(g) for g in gradients()])
+    ranks = rank_pool.run(size, pieces_of_everything, None)
+    found = torch.cat([pieces["steps"] for _, pieces, _ in ranks], -1)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+
+
+def poisoned(group, rank):
+    here = piece_of(group)
+    op = DynamicInverseFisher(M, here.stop - here.start, LAMBDA, dtype=torch.float64, process_group=group)
+    op.update(gradients()[0][here])
+    bad = gradients()[1][here].clone()
+    if group.rank() == rank:
+        bad[0] = float("nan")
+    with pytest.raises(NonFiniteGradientError, match="the gradient is not finite"):
+        op.update(bad)
+    op.update(gradients()[1][here])
+    return op.gram.clone()
+
+
+def test_a_gradient_that_is_not_finite_on_one_rank_is_refused_on_all(rank_pool):
+    expected = gradients()[:2] @ gradients()[:2].T
+    for gram in rank_pool.run(3, poisoned, 1):
+        torch.testing.assert_close(gram, expected)
+
+
+def different(group, options):
+    mine = options if group.rank() == 1 else {}
+    with pytest.raises(ValueError, match="the window must be the same on every rank: rank 1 has"):
+        DynamicInverseFisher(**({"num_grads": M, "dim": 4, "damping": LAMBDA, "process_group": group} | mine))
+    return True
+
+
+def test_different_arguments_are_refused_on_every_rank(rank_pool):
+    for options in ({"num_grads": 6}, {"damping": -1.0}, {"window": torch.int8}, {"normalize": "sum"}):
+        assert all(rank_pool.run(2, different, options))
+
+
+def too_large(group):
+    dim = 10**10 if group.rank() == 1 else 4
+    with pytest.raises(MemoryError, match=r"a window of 5 gradients of 10000000000 weights"):
+        DynamicInverseFisher(M, dim, LAMBDA, process_group=group)
+    return True
+
+
+def test_a_rank_without_the_memory_stops_all(rank_pool):
+    assert all(rank_pool.run(2, too_large))
+
+
+# Several devices of one process.
+
+DEVICES = ["cpu", "cpu", "cpu"]
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_columns_on_several_devices_answer_as_on_one(window):
+    options = {"dtype": torch.float64, "window": WINDOWS[window], "normalize": "full"}
+    many, one = (DynamicInverseFisher(M, D, LAMBDA, **options, **where) for where in ({"devices": DEVICES}, {}))
+    for g in gradients():
+        torch.testing.assert_close(many.update_and_apply(g), one.update_and_apply(g), rtol=1e-6, atol=1e-9)
+    x = gradients(3).T
+    i, j = torch.tensor([0, 22, 7, 8]), torch.tensor([22, 22, 8, 15])
+    for question in (
+        lambda op: op @ x,
+        lambda op: op.quadratic_form(x),
+        lambda op: op.diagonal(),
+        lambda op: op.logdet(),
+        lambda op: op.rows.double(),
+        lambda op: op[i, j],
+        lambda op: op.to_dense(),
+    ):
+        torch.testing.assert_close(question(many), question(one), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_a_state_goes_from_devices_to_devices_and_to_one(window):
+    options = {"dtype": torch.float64, "window": WINDOWS[window], "normalize": "full"}
+    op = DynamicInverseFisher(M, D, LAMBDA, devices=DEVICES, **options)
+    for g in gradients(7):
+        op.update(g)
+    for where in ({"devices": DEVICES}, {"devices": ["cpu", "cpu"]}, {}):
+        other = DynamicInverseFisher(M, D, LAMBDA, **where, **options)
+        other.load_state_dict(op.state_dict())
+        torch.testing.assert_close(other.rows, op.rows, rtol=1e-2, atol=1e-2)
+    same = DynamicInverseFisher(M, D, LAMBDA, devices=DEVICES, **options)
+    same.load_state_dict(op.state_dict())
+    g = gradients()[8]
+    assert torch.equal(same.update_and_apply(g), op.update_and_apply(g))
+
+
+def test_a_window_on_devices_can_be_widened():
+    op = DynamicInverseFisher(M, D, LAMBDA, dtype=torch.float64, devices=DEVICES)
+    op.update(gradients()[0])
+    op.widen(4)
+    assert torch.equal(op.rows[0], torch.cat((gradients()[0], torch.zeros(4, dtype=torch.float64))))
+
+
+def test_an_optimizer_on_devices_trains_as_on_one():
+    from distributed_cases import Training
+
+    one, many = Training(None, "ddp"), Training(None, "ddp", devices=DEVICES)
+    one.steps(range(12))
+    many.steps(range(12))
+    torch.testing.assert_close(many.weights(), one.weights(), rtol=1e-10, atol=1e-12)
+    fresh = Training(None, "ddp", devices=["cpu", "cpu"])
+    fresh.model.load_state_dict(many.model.state_dict())
+    fresh.optimizer.load_state_dict(many.optimizer.state_dict())
+    torch.testing.assert_close(fresh.steps(range(12, 20)).weights(), one.steps(range(12, 20)).weights())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "cpu", "devices": ["cpu"]}, r"give device='cpu' or devices=\[\.\.\.\], not both"),
+        ({"devices": []}, r"devices must be a list of at least one device, not \[\]"),
+        ({"devices": "cpu"}, "devices must be a list of at least one device, not 'cpu'"),
+    ],
+)
+def test_devices_that_are_no_list_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        DynamicInverseFisher(M, D, LAMBDA, **options)
+
+
+def test_compressed_pieces_end_with_a_block_where_there_are_enough():
+    from mfac.windows.devices import device_widths
+
+    assert device_widths(Int8(block=4), 23, 3) == [8, 8, 7]
+    assert device_widths(mfac.windows.as_kind(torch.float32), 23, 3) == [8, 8, 7]
+    assert device_widths(Int8(), 23, 3) == [8, 8, 7]
+    assert device_widths(Int8(block=4), 5, 3) == [2, 2, 1]
+    assert device_widths(Int8(block=8), 50, 3) == [24, 24, 2]
