@@ -190,7 +190,7 @@ OPERATORS: dict[str, Callable[[Tensor, float, Any], Built]] = {
     "summed blocks": summed,
     "weighted": weighted,
     "dynamic": dynamic,
-    "dynamic_devices": partial(dynamic, devices=["cpu", "cpu", "cpu"]),
+    "dynamic, three devices": partial(dynamic, devices=["cpu", "cpu", "cpu"]),
     "dynamic, bfloat16 rows": stored_in(torch.bfloat16),
     "dynamic, int8 rows": stored_in(mfac.Int8(block=16)),
     "dynamic, top-k rows": stored_in(mfac.TopK(0.2, block=16)),
