@@ -10,7 +10,7 @@ from torch import nn
 import mfac
 from mfac.datasets import MissingData, data_folder
 from mfac.tasks import BUILT_IN, Task, TaskError, load_task
-from mfac.tasks.correlations import spearman
+from mfac.tasks.correlations import pearson, spearman
 from mfac.tasks.glue import correct
 from mfac.tasks.sentence_batches import SentenceBatches, Tokens
 from mfac.tasks.similarity import PairBatches
@@ -147,6 +147,9 @@ def test_measures_of_sentences():
     ties = spearman(torch.tensor([[1.0], [1.0], [2.0]]), torch.tensor([1.0, 2.0, 3.0]))
     assert ties == pytest.approx(3**0.5 / 2)  # Pearson's of (1.5, 1.5, 3) and (1, 2, 3)
     assert spearman(torch.zeros(3, 1), torch.tensor([1.0, 2.0, 3.0])) == 0
+    squares = torch.tensor([1.0, 4.0, 9.0])
+    assert pearson(torch.tensor([[1.0], [2.0], [3.0]]), squares) == pytest.approx(0.98974, abs=1e-5)
+    assert pearson(torch.ones(3, 1), squares) == 0
 
 
 def test_minilm_is_read_from_hugging_face_files_too(tmp_path, monkeypatch):

@@ -224,13 +224,6 @@ def test_the_table_of_bert_has_means_and_deviations():
     assert bert.table(cells) == {"MiniLM-L3, mrpc": {"Adam, accuracy": (71.0, pytest.approx(2**0.5), 2)}}
 
 
-def test_correlations_are_those_of_the_textbook():
-    a, b = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 4.0, 9.0])
-    assert bert.correlation(bert._ranks(a), bert._ranks(b)) == pytest.approx(100)
-    assert bert.correlation(a, b) == pytest.approx(98.974, abs=1e-3)
-    assert bert.correlation(a, torch.ones(3)) == 0
-
-
 def test_requests_are_checked():
     with pytest.raises(ValueError, match="full, small, smoke"):
         Request("tiny")

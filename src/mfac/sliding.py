@@ -47,7 +47,6 @@ class SlidingInverse:
     def __init__(self, capacity: int, device: torch.device):
         self.K = torch.zeros(capacity, capacity, dtype=torch.float64, device=device)
         self._in_numpy = capacity <= SMALL and device.type == "cpu"
-        self._array_of_K = self._array(self.K)
         self._lifetime = max(capacity, LEAST_REFRESH)
         self.size = 0
         self.shift = 1.0
@@ -91,7 +90,7 @@ class SlidingInverse:
             What tells whether to commit: the new row's squared norm, the drift of the updated inverse, and the
             sensitivity of S⁻¹e_k (both zero where no inverse is held). It costs one host sync.
         """
-        K, products = self._array_of_K, self._array(column)
+        K, products = self._array(self.K), self._array(column)
         n = len(products)
         old = K[k, :n].copy() if self._in_numpy else K[k, :n].clone()
         staged = self._staged = _Staged(k, self.size, self.shift, old)
@@ -121,7 +120,7 @@ class SlidingInverse:
         """K as it was before `stage`."""
         assert self._staged is not None
         staged, self._staged = self._staged, None
-        n, K = len(staged.old), self._array_of_K
+        n, K = len(staged.old), self._array(self.K)
         K[staged.k, :n] = staged.old
         K[:n, staged.k] = staged.old
         self.size, self.shift = staged.size, staged.shift
@@ -175,7 +174,7 @@ class SlidingInverse:
         assert self._P is not None
         if self._spare is None:
             self._spare = torch.empty_like(self._P)
-        K, P, updated = self._array_of_K, self._array(self._P), self._array(self._spare)
+        K, P, updated = self._array(self.K), self._array(self._P), self._array(self._spare)
         with np.errstate(all="ignore"):  # what is not finite is noticed by who asked
             replacement.replace(P, staged.k, others, K[staged.k, staged.k] + self.shift, out=updated)
             refined, figures = replacement.examine(K, updated, staged.k, self.shift)
