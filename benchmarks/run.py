@@ -18,6 +18,7 @@ SCRIPTS = [
     "bench_optimizer",
     "bench_windows",
     "bench_peers",
+    "bench_distributed",
 ]
 
 

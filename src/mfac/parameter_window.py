@@ -53,8 +53,8 @@ class ParameterWindow:
         devices: Sequence[torch.device | str] | None = None,
         agreed: Mapping[str, object] | None = None,
     ):
-        schedule = damping(0) if callable(damping) else None
-        options = {"update_every": update_every, "nonfinite": nonfinite, "schedule": schedule, **(agreed or {})}
+        first = damping(0) if callable(damping) else damping
+        options = {"update_every": update_every, "nonfinite": nonfinite, "damping": first, **(agreed or {})}
         agree_on(ranks_of(named, process_group), named, masks, **options)
         _check_options(update_every, nonfinite)
         self._group = process_group
@@ -67,7 +67,7 @@ class ParameterWindow:
         self.operator = DynamicInverseFisher(
             num_grads,
             self.columns.dim,
-            damping(0) if callable(damping) else damping,
+            first,
             dtype=row_dtype(self.columns.layout),
             device=device,
             normalize=normalize,
