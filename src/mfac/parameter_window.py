@@ -54,7 +54,8 @@ class ParameterWindow:
         agreed: Mapping[str, object] | None = None,
     ):
         first = damping(0) if callable(damping) else damping
-        options = {"update_every": update_every, "nonfinite": nonfinite, "damping": first, **(agreed or {})}
+        schedule = first if callable(damping) else None
+        options = {"update_every": update_every, "nonfinite": nonfinite, "schedule": schedule, **(agreed or {})}
         agree_on(ranks_of(named, process_group), named, masks, **options)
         _check_options(update_every, nonfinite)
         self._group = process_group
