@@ -28,13 +28,12 @@ from torch import nn
 
 import mfac
 from experiments import drawing, minilm
-from experiments.data import HALVES, ImageBatches, accuracy, load_cifar10
 from experiments.ledger import Ledger
+from experiments.pruned_resnet import accuracy_on_test, bn_batches, measured, pruned
+from experiments.recalibration import recalibration
 from experiments.resnet import mfac_resnet20
 from mfac.pruning import PruningResult, prune
-from mfac.pruning.batch_norm import recalibrate
 
-LOSS = mfac.criterion_loss(nn.CrossEntropyLoss())
 COMMAND = "python -m experiments.one_shot_pruning"
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 PAPER = {  # Table 6 of the paper: accuracy at 10, 20, ..., 90 %
@@ -46,7 +45,6 @@ PAPER = {  # Table 6 of the paper: accuracy at 10, 20, ..., 90 %
 # {sparsity: gradients, of 16 augmented images where nothing else is said, for each of 8 recomputations that lead to it}
 BEST: dict[str, dict[str, Any]] = {
     "60, 80, 90 %": {"stages": {0.8: 128, 0.9: 256}},
-    "60, 80 %, more gradients": {"stages": {0.8: 256}},
     "60, 80, 90 %, four times the gradients, of 4 images": {
         "stages": {0.8: 512, 0.9: 1024}, "batch_size": 4, "damping": 5e-5
     },
@@ -54,61 +52,7 @@ BEST: dict[str, dict[str, Any]] = {
     "60, 80 %, K-FAC, statistics re-estimated": {
         "stages": {0.8: 32}, "recalibrated": True, "method": "kfac", "augment": False
     },
-    "60, 80, 90 %, K-FAC, statistics left": {"stages": {0.8: 32, 0.9: 32}, "method": "kfac", "augment": False},
-    "60, 80, 90 %, K-FAC, statistics re-estimated": {
-        "stages": {0.8: 32, 0.9: 32}, "recalibrated": True, "method": "kfac", "augment": False
-    },
 }  # fmt: skip
-
-
-def train_batches(batch_size: int, augment: bool = False, seed: int = 0, images: int | None = None) -> ImageBatches:
-    """Training images, shuffled; the first `images` of a fixed order where that is given."""
-    pixels, labels = load_cifar10("train")
-    return ImageBatches(pixels[:images], labels[:images], batch_size, HALVES, seed=seed, augment=augment)
-
-
-def accuracy_on_test(model: nn.Module, images: int = 10_000) -> float:
-    """Per cent of the first test images, as a rule of all of them."""
-    pixels, labels = load_cifar10("test")
-    return accuracy(model, ImageBatches(pixels[:images], labels[:images], 100, HALVES))
-
-
-def pruned(
-    model: nn.Module, sparsity: float | None, batch_size: int, augment: bool = False, **settings: Any
-) -> tuple[PruningResult, dict[str, Any]]:
-    """Prunes the model; the result, and the cell without accuracy."""
-    start = time.process_time()
-    # Stages of one run must not see the same images again.
-    seed = 0 if sparsity is None or settings.get("masks") is None else round(100 * sparsity)
-    batches = train_batches(batch_size, augment, seed)
-    result = prune(model, LOSS, batches, sparsity, seed=1, progress=False, **settings)
-    seconds = time.process_time() - start
-    told = {key: value for key, value in settings.items() if key not in ("masks", "bn_batches")}
-    wall = sum(record.seconds for record in result.history)
-    beyond = wall - sum(record.gradient_seconds for record in result.history)
-    return result, {
-        "settings": {
-            "batch_size": batch_size,
-            "augment": augment,
-            "recalibrated": settings.get("bn_batches") is not None,
-            **told,
-        },
-        "sparsity": result.sparsity,
-        "seconds": round(seconds, 1),
-        "share_beyond_gradients": round(beyond / wall, 4) if wall else 0.0,
-        "loss": [result.history[0].loss_before, result.history[-1].loss_after],
-        "predicted_increase": result.predicted_increase,
-        "damping": result.damping,
-    }
-
-
-def measured(
-    sparsity: float, batch_size: int, augment: bool = False, images: int = 10_000, **settings: Any
-) -> dict[str, Any]:
-    """One cell: prune a fresh checkpoint and test it."""
-    model = mfac_resnet20()
-    _, cell = pruned(model, sparsity, batch_size, augment, **settings)
-    return {"accuracy": accuracy_on_test(model, images), "test_images": images} | cell
 
 
 def defaults() -> None:
@@ -136,7 +80,7 @@ def _best_row(
     damping: float = 2e-5,
 ) -> dict[str, Any]:
     model = mfac_resnet20()
-    shared = {"method": method, "bn_batches": _bn_batches() if recalibrated else None}
+    shared = {"method": method, "bn_batches": bn_batches() if recalibrated else None}
     result, cell = pruned(model, 0.6, 32, augment, recomputations=2, **shared)
     row = {"60%": {"accuracy": accuracy_on_test(model, 2500), "test_images": 2500} | cell}
     shared |= {"recomputations": 8, "damping": damping}
@@ -165,8 +109,8 @@ def _update_row(update: str, num_grads: int, images: int, recalibrated: bool) ->
     model, masks, row = mfac_resnet20(), None, []
     settings = {"update": update, "num_grads": num_grads, "block_size": None, "recomputations": 1}
     for tenths in range(1, 10):
-        bn_batches = _bn_batches() if recalibrated else None
-        result, cell = pruned(model, tenths / 10, 16, masks=masks, bn_batches=bn_batches, **settings)
+        settings["bn_batches"] = bn_batches() if recalibrated else None
+        result, cell = pruned(model, tenths / 10, 16, masks=masks, **settings)
         masks = result.masks
         row.append({"accuracy": accuracy_on_test(model, images)} | cell)
         print(f"  {update} {tenths}0 %: {row[-1]['accuracy']:.2f} (paper {PAPER[update][tenths - 1]})", flush=True)
@@ -255,68 +199,6 @@ def _two_four_bert(method: str) -> dict[str, Any]:
     }
 
 
-RECALIBRATION = {"num_grads": 32, "recomputations": 6}
-
-
-def recalibration() -> None:
-    """The same pruning with the statistics left alone, re-estimated at the end, and after every step."""
-    ledger = Ledger("one_shot_recalibration", f"{COMMAND} recalibration")
-    ledger.cell("dense", lambda: _state_of(mfac_resnet20()))
-    for augment in (True, False):
-        ledger.cell(f"dense, statistics anew, augmented: {augment}", lambda augment=augment: _dense_anew(augment))
-    for sparsity in (0.7, 0.9):
-        ledger.cell(f"{sparsity:.0%}, left or at the end", lambda s=sparsity: _recalibrated_at_the_end(s))
-        ledger.cell(f"{sparsity:.0%}, after every step", lambda s=sparsity: _recalibrated_by_step(s))
-
-
-def _bn_batches(augment: bool = True) -> ImageBatches:
-    return train_batches(100, augment=augment, seed=5, images=2000)
-
-
-def _state_of(model: nn.Module) -> dict[str, Any]:
-    """On 2,500 test images and 1,000 training images, and the statistics themselves."""
-    return {
-        "accuracy": accuracy_on_test(model, 2500), "train_loss": _train_loss(model), "variances": _variances(model)
-    }  # fmt: skip
-
-
-def _dense_anew(augment: bool) -> dict[str, Any]:
-    model = mfac_resnet20()
-    recalibrate(model, _bn_batches(augment))
-    return _state_of(model)
-
-
-def _recalibrated_at_the_end(sparsity: float) -> dict[str, Any]:
-    model = mfac_resnet20()
-    _, cell = pruned(model, sparsity, 16, **RECALIBRATION)
-    left = _state_of(model)
-    recalibrate(model, _bn_batches())
-    return {"left": left, "at the end": _state_of(model)} | cell
-
-
-def _recalibrated_by_step(sparsity: float) -> dict[str, Any]:
-    model = mfac_resnet20()
-    _, cell = pruned(model, sparsity, 16, bn_batches=_bn_batches(), **RECALIBRATION)
-    return _state_of(model) | cell
-
-
-def _train_loss(model: nn.Module) -> float:
-    """On 1,000 training images as they are, none of which the statistics were taken from."""
-    images, labels = load_cifar10("train")
-    batches = ImageBatches(images[-1000:], labels[-1000:], 100, HALVES)
-    with torch.no_grad():
-        return sum(float(LOSS(model, batch)) for batch in batches) / len(batches)
-
-
-def _variances(model: nn.Module) -> dict[str, float]:
-    """The mean running variance of the second batch norm of every block, by stage: how much signal is left."""
-    found: dict[str, list[float]] = {}
-    for name, module in model.named_modules():
-        if name.endswith("bn2"):
-            found.setdefault(name.split(".")[0], []).append(float(module.running_var.mean()))
-    return {stage: sum(values) / len(values) for stage, values in found.items()}
-
-
 SMALL: dict[str, Any] = {"batch_size": 16, "num_grads": 64, "recomputations": 8}
 ABLATION: dict[str, dict[str, Any]] = {
     "64 gradients of 16, 8 recomputations, blocks of 128, damping 1e-5": {},
@@ -347,7 +229,7 @@ def ablation() -> None:
     for name, change in ABLATION.items():
         settings = SMALL | {"loss_batches": 16, "images": 2500} | change
         if settings.pop("recalibrated", False):
-            settings["bn_batches"] = _bn_batches()
+            settings["bn_batches"] = bn_batches()
         ledger.cell(name, lambda settings=settings: measured(0.9, **settings))
 
 

@@ -11,6 +11,7 @@ import mfac
 from experiments import data, drawing, one_shot_pruning
 from experiments.cifar_images import cifar10, untrained_resnet8
 from experiments.ledger import Ledger
+from experiments.pruned_resnet import LOSS
 from experiments.recipe import Recipe, Request, run_module
 
 SIZES = {"full": (1024, 10_000), "small": (64, 2500), "smoke": (2, 100)}
@@ -37,7 +38,7 @@ def smoke_row(update: str, num_grads: int, images: int) -> dict[str, Any]:
     test = data.ImageBatches(*(part[:images] for part in cifar10("test")), 100, data.HALVES)
     for tenths in range(1, 10):
         result = mfac.prune(
-            model, one_shot_pruning.LOSS, batches, tenths / 10, update=update, num_grads=num_grads, block_size=None,
+            model, LOSS, batches, tenths / 10, update=update, num_grads=num_grads, block_size=None,
             recomputations=1, loss_batches=1, masks=masks, progress=False,
         )  # fmt: skip
         masks = result.masks
