@@ -11,11 +11,11 @@ import mfac
 ROOT = Path(mfac.__file__).parent
 # Each room may import those of the rows above it, and its own row's for what stands before it.
 LAYERS = [
-    ["quantization", "native"],
+    ["quantization", "largest_entries", "native"],
     ["row_formats"],
     ["woodbury", "products", "reference", "memory", "gradient_file", "layout", "progress", "ranks"],
     ["precision", "blocks", "parameter_groups", "column_shards", "replacement"],
-    ["pages", "shares"],
+    ["pages", "shares", "small_blocks"],
     ["sliding", "dual", "primal", "inverse_fisher"],
     ["spread_rows"],
     ["windows"],
@@ -35,7 +35,7 @@ LAYERS = [
     ["__main__"],
 ]
 RANK = {room: rank for rank, layer in enumerate(LAYERS) for room in layer}
-TORCH_ONLY = {"woodbury", "products", "quantization", "reference", "layout"}
+TORCH_ONLY = {"woodbury", "products", "quantization", "largest_entries", "reference", "layout"}
 MODULES = sorted(path for path in ROOT.rglob("*.py"))
 
 

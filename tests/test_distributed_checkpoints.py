@@ -212,3 +212,15 @@ def test_a_full_state_of_sharded_parameters(rank_pool):
     for shape, weights, resumed in rank_pool.run(2, full_state):
         assert shape == (8, 7, 5)
         torch.testing.assert_close(resumed, weights, rtol=1e-12, atol=1e-13)
+
+
+def loads_shares_alone(group):
+    """The state of sharded parameters into an optimizer of whole ones."""
+    state = Training(group, "fsdp").steps(range(SAVED)).optimizer.state_dict()
+    with pytest.raises(ValueError, match=r"the saved state of 0.weight is cut over 2 ranks; save and load it with"):
+        Training(None, "ddp").optimizer.load_state_dict(state)
+    return True
+
+
+def test_shares_are_not_taken_for_the_whole(rank_pool):
+    assert all(rank_pool.run(2, loads_shares_alone))

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 import mfac
-from mfac.gradients import accumulate_fisher, collect_gradients, exchange
+from mfac.gradients import accumulate_fisher, collect_gradients, exchange, row_sinks
 from mfac.shares import column_shares
 from models import cross_entropy, mlp
 from peak_memory import peak
@@ -217,6 +217,23 @@ def test_what_fails_on_one_rank_fails_on_all(rank_pool, change, kind, message):
         if change in (too_few, not_finite, broken_loss) and rank < 2:
             assert text.startswith("collecting gradients failed on rank 2: ")
     assert torch.equal(torch.cat([rows for *_, rows in results], 1), alone(3, {}))
+
+
+def without_room(group):
+    model, batches = problem()
+    room = row_sinks.available_memory
+    if group.rank() == 1:
+        row_sinks.available_memory = lambda device: 64
+    try:
+        with pytest.raises(MemoryError, match=r"this is for rank 1: the more ranks, the less for each"):
+            collect_gradients(model, cross_entropy, batches[group.rank() :: 2], 9, process_group=group)
+    finally:
+        row_sinks.available_memory = room
+    return True
+
+
+def test_a_rank_without_room_for_its_share_stops_all(rank_pool):
+    assert all(rank_pool.run(2, without_room))
 
 
 def wrapped(group):

@@ -118,6 +118,16 @@ def test_a_rank_without_the_memory_stops_all(rank_pool):
     assert all(rank_pool.run(2, too_large))
 
 
+def no_columns(group):
+    with pytest.raises(ValueError, match="dim must be a positive int, not 0"):
+        DynamicInverseFisher(M, 0 if group.rank() == 1 else 4, LAMBDA, process_group=group)
+    return True
+
+
+def test_a_rank_with_a_wrong_share_stops_all(rank_pool):
+    assert all(rank_pool.run(2, no_columns))
+
+
 # Several devices of one process.
 
 DEVICES = ["cpu", "cpu", "cpu"]

@@ -35,9 +35,9 @@ def _any_size(monkeypatch):
 @pytest.fixture
 def fresh():
     """As in a process that has compiled nothing yet."""
-    native._library.cache_clear()
+    native.compiled.cache_clear()
     yield
-    native._library.cache_clear()
+    native.compiled.cache_clear()
 
 
 def rows_of(kind, count=M):

@@ -103,6 +103,13 @@ def test_gradients_that_are_not_finite_are_refused_by_row(where, bad, options):
         mfac.StaticInverseFisher(grads, 1e-2, **options)
 
 
+@pytest.mark.parametrize("block_size", [None, 8])
+def test_gradients_too_large_for_the_float32_that_was_asked_for_are_refused(block_size):
+    G = 1e20 * torch.ones(3, 16)
+    with pytest.raises(ValueError, match='too large to be squared in float32; use precision="auto"'):
+        mfac.StaticInverseFisher(G, 1.0, block_size=block_size, precision="float32")
+
+
 @pytest.mark.parametrize(
     ("grads", "options", "message"),
     [

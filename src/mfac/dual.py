@@ -1,15 +1,16 @@
 """Blocks of more weights than there are gradients (the full matrix among them): worked in the m x m dual."""
 
+import sys
 from collections.abc import Iterator
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mfac import products, woodbury
+from mfac import products, small_blocks, woodbury
 from mfac.blocks import Piece, Run
 from mfac.pages import Pages, SpreadPages
-from mfac.precision import float32_holds
+from mfac.precision import float32_holds, largest_eigenvalue
 from mfac.ranks import Ranks
 
 
@@ -154,10 +155,19 @@ class DualBlocks:
                 return woodbury.factor(K, shift, overwrite=True), dtype
         # Column by column, as LAPACK writes and reads it: otherwise every block is transposed on its way in and out.
         L = torch.empty(self.run.count, self._m, self._m, dtype=torch.float64, device=self.device).transpose(1, 2)
+        compiled, limit = self._compiled(), largest_eigenvalue(shift) if self._auto else sys.float_info.max
         for piece, G in self._stream():
+            if dtype == torch.float32 and compiled and compiled.factor(G, shift, limit, out=L[piece.blocks]):
+                continue
             K, dtype = self._add_gram(None, G, shift, dtype)
             L[piece.blocks] = woodbury.factor(K, shift, overwrite=True)
         return L, dtype
+
+    def _compiled(self) -> small_blocks.SmallBlocks | None:
+        """For blocks whose rows all have the same weight."""
+        if not self._whole_blocks or self._weights is not None:
+            return None
+        return small_blocks.find(self.run.count, self._m, self.run.length, self._pages.dtype, self.device)
 
     def _gram(self, shift: float, dtype: torch.dtype) -> tuple[Float[Tensor, "blocks m m"], torch.dtype]:
         """G Gᵀ of every block, summed piece by piece and over the ranks, and the dtype that products need."""
@@ -186,10 +196,8 @@ class DualBlocks:
         """
         K = self._scaled_gram(products.gram(G, dtype).to(self.device))
         K = K if before is None else K.add_(before)
-        if dtype == torch.float32 and (not self._auto or float32_holds(K, shift)):
-            return K, dtype
-        if dtype == torch.float32:
-            return self._add_gram(before, G, shift, torch.float64)
+        if dtype == torch.float32 and self._auto:
+            return (K, dtype) if float32_holds(K, shift) else self._add_gram(before, G, shift, torch.float64)
         if not bool(torch.isfinite(K.diagonal(dim1=1, dim2=2)).all()):
             self._pages.raise_for_rows()
         return K, dtype
@@ -224,8 +232,12 @@ class DualBlocks:
     def _stream_diagonal(self) -> Float[Tensor, " n"]:
         out = torch.empty(self.run.stop - self.run.start, dtype=torch.float64, device=self._L.device)
         Linv = None if self._whitened or self._whole_blocks else self._whitening(slice(None))
+        compiled = self._compiled() if self._dtype == torch.float32 and not self._whitened else None
         for piece, G in self._stream():
-            if self._whitened:  # L W has G's columns again
+            if compiled is not None:
+                squares, fisher = compiled.squares(self._L[piece.blocks], G)
+                fisher = fisher / self._m
+            elif self._whitened:  # L W has G's columns again
                 squares = products.column_squares(G, None, self._dtype)
                 fisher = products.whitened_squares(self._L[piece.blocks].to(G.device), G, self._dtype) / self._m
             else:

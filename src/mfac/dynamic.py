@@ -70,19 +70,19 @@ class DynamicInverseFisher(InverseFisher):
         self._ranks = Ranks(process_group)
         arguments = {"num_grads": num_grads, "damping": damping, "dtype": dtype, "normalize": normalize}
         self._ranks.agree("the window", {**arguments, "window": window, "precision": precision})
-        _check_count("num_grads", num_grads)
-        _check_count("dim", dim)
-        check_precision(precision)
-        if normalize not in ("seen", "full", "sum"):
-            raise ValueError(f"normalize must be 'seen', 'full' or 'sum', not {normalize!r}")
-        kind = as_kind(_check_dtype(dtype) if window is None else window)
-        places = as_devices(device, devices)
-        super().__init__(dim, damping, _check_dtype(dtype), places[0])
+        with self._ranks.together("building the window"):
+            _check_count("num_grads", num_grads)
+            _check_count("dim", dim)
+            check_precision(precision)
+            if normalize not in ("seen", "full", "sum"):
+                raise ValueError(f"normalize must be 'seen', 'full' or 'sum', not {normalize!r}")
+            kind = as_kind(_check_dtype(dtype) if window is None else window)
+            places = as_devices(device, devices)
+            super().__init__(dim, damping, _check_dtype(dtype), places[0])
+            self._rows = build_rows(kind, num_grads, dim, places)
         self._capacity = num_grads
         self._normalize = normalize
         self._precision = precision
-        with self._ranks.together("building the window"):
-            self._rows = build_rows(kind, num_grads, dim, places)
         self._inverse = SlidingInverse(num_grads, self.device)
         self._updates = 0  # how many rows were ever added by `update`
         self._rough: set[int] = set()  # rows whose products with the others were made in float32
@@ -138,7 +138,8 @@ class DynamicInverseFisher(InverseFisher):
         self._inverse.settle()
         dtype = self._update_dtype(g.dtype)
         coefficients = self._inverse.column(k, self._divisor(self.num_seen))
-        return self._rows.combine(coefficients, dtype).to(g.dtype)
+        step = self._rows.combine(coefficients, dtype)
+        return step if step.dtype == g.dtype else step.to(g.dtype)
 
     @torch.no_grad()
     def widen(self, extra: int) -> None:

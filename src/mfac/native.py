@@ -23,7 +23,7 @@ SOURCE = Path(__file__).with_suffix(".c")
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O3", "-fopenmp-simd", "-shared", "-fPIC")
 SECONDS = 60  # a compiler that takes longer is given up
-LEAST_NUMBERS = 1 << 24  # of a window: compiling is paid back within some hundred steps
+LEAST_NUMBERS = 1 << 24  # of a matrix: compiling is paid back within some hundred steps
 STORED = {torch.bfloat16: "BFLOAT16", torch.float16: "FLOAT16", torch.float32: "FLOAT32", torch.int8: "INT8"}
 REAL = {torch.float32: "float", torch.float64: "double"}
 ROWS, STRIP = 4, 4096  # what is not divided between threads, as in native.c
@@ -32,12 +32,17 @@ _allowed = True
 
 
 def allow(allowed: bool) -> None:
-    """Says whether windows may use compiled code from now on, for the whole process; they may unless told otherwise.
+    """Says whether windows and blocks may use compiled code from now on, in the whole process; they may by default.
 
     Sums are made in another order with it and without, so decide before the first step.
     """
     global _allowed
     _allowed = bool(allowed)
+
+
+def worthwhile(device: torch.device, count: int) -> bool:
+    """Whether code may be compiled, and should be, for so many numbers."""
+    return _allowed and device.type == "cpu" and count >= LEAST_NUMBERS
 
 
 class _Matrix(ctypes.Structure):
@@ -85,7 +90,7 @@ class NativeProducts:
         def rows(top: int, bottom: int) -> None:
             self._call("project", x.data_ptr(), top, bottom, out.data_ptr())
 
-        _in_threads(rows, n, ROWS)
+        in_threads(rows, n, ROWS)
         return out
 
     def combine(self, a: Float[Tensor, " n"]) -> Float[Tensor, " d"]:
@@ -95,7 +100,7 @@ class NativeProducts:
         def columns(first: int, last: int) -> None:
             self._call("combine", a.data_ptr(), len(a), first, last, out.data_ptr())
 
-        _in_threads(columns, self._matrix.d, self._unit)
+        in_threads(columns, self._matrix.d, self._unit)
         return out
 
     def _call(self, name: str, vector: int, *arguments: int) -> None:
@@ -113,22 +118,22 @@ def find(
 ) -> NativeProducts | None:
     """Compiled products of this matrix, in the arithmetic `real`; None where torch's own are to be used."""
     known = numbers.dtype in STORED and real in REAL and numbers.dtype != real
-    if not (_allowed and known and numbers.device.type == "cpu" and numbers.numel() >= LEAST_NUMBERS):
+    if not (known and worthwhile(numbers.device, numbers.numel())):
         return None
-    library = _library(STORED[numbers.dtype], REAL[real])
+    library = compiled(SOURCE, STORED[numbers.dtype], f"REAL={REAL[real]}")
     return None if library is None else NativeProducts(library, real, numbers, shape, scales, block)
 
 
 @cache
-def _library(stored: str, real: str) -> ctypes.CDLL | None:
-    """native.c, compiled into a file that is gone when it is loaded; None where that cannot be done."""
+def compiled(source: Path, *defined: str) -> ctypes.CDLL | None:
+    """A source file, compiled into one that is gone when it is loaded; None where that cannot be done."""
     found = next(filter(None, map(shutil.which, COMPILERS)), None)
-    if found is None or not SOURCE.exists():
+    if found is None or not source.exists():
         return None
     for tuned in (("-march=native",), ()):  # not every compiler knows the machine it runs on
         with tempfile.TemporaryDirectory(prefix="mfac-", ignore_cleanup_errors=True) as folder:
             target = Path(folder) / "native.so"
-            command = [found, *FLAGS, *tuned, f"-D{stored}", f"-DREAL={real}", str(SOURCE), "-o", str(target)]
+            command = [found, *FLAGS, *tuned, *(f"-D{name}" for name in defined), str(source), "-o", str(target), "-lm"]
             try:
                 subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)
                 return ctypes.CDLL(str(target))
@@ -137,7 +142,7 @@ def _library(stored: str, real: str) -> ctypes.CDLL | None:
     return None
 
 
-def _in_threads(work: Callable[[int, int], None], count: int, unit: int) -> None:
+def in_threads(work: Callable[[int, int], None], count: int, unit: int) -> None:
     """Calls work(start, stop) over `count` things, as many at a time as torch has threads; no unit is divided."""
     units = -(-count // unit)
     threads = min(torch.get_num_threads(), units)

@@ -149,6 +149,10 @@ class SpreadPages:
 
 def _raise_for(squares: Float[Tensor, " m"]) -> NoReturn:
     bad = (~torch.isfinite(squares)).nonzero()[:, 0].tolist()
+    if not bad:
+        raise ValueError(
+            'the gradients are too large to be squared in float32; use precision="auto", or scale them down'
+        )
     raise ValueError(
         f"gradients that are not finite (or too large to be squared) in {len(bad)} of {len(squares)} rows, the "
         f"first in row {bad[0]}; leave these out: one of them would spoil every answer"

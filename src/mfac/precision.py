@@ -31,9 +31,14 @@ def check_precision(precision: str) -> None:
         raise ValueError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, not {precision!r}")
 
 
+def largest_eigenvalue(shift: float) -> float:
+    """The largest of K up to which float32 products keep the promise."""
+    return PRODUCT_TOLERANCE / EPS32 * shift
+
+
 def float32_holds(K: Float[Tensor, "*blocks m m"], shift: float) -> bool:
     """Whether float32 products keep F⁻¹x to the promise for every x; False for matrices that are not finite."""
-    limit = PRODUCT_TOLERANCE / EPS32 * shift
+    limit = largest_eigenvalue(shift)
     # Two bounds of the largest eigenvalue: the first is cheaper, the second closer for rows of mixed directions.
     if bool(torch.linalg.matrix_norm(K).max() <= limit):
         return True

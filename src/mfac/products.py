@@ -22,7 +22,7 @@ ROW_BLOCKS, LEAST_ROWS, WHITEN_ROWS = 4, 128, 256
 
 def project(G: Float[Tensor, "*blocks m d"], x: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
     """G x, computed in `dtype` from G as stored, returned in float64."""
-    x = x.to(dtype)
+    x = x if x.dtype == dtype else x.to(dtype)  # asking `to` for nothing takes time too
     if G.ndim == 3:
         if len(G) == 1:
             return project(G[0], x[0], dtype)[None]

@@ -38,6 +38,12 @@ def quantize(
     return codes.clamp_(-LARGEST, LARGEST).nan_to_num_(0.0).to(torch.int8), scales
 
 
+def draws(dim: int, seed: int, number: int, device: torch.device | str = "cpu") -> Float[Tensor, " d"]:
+    """Noise for row `number`: it depends on nothing else, so what is stopped goes on with the same draws."""
+    generator = torch.Generator(device).manual_seed((seed << 32) + number)
+    return torch.rand(dim, generator=generator, device=device)
+
+
 def dequantize(codes: Int8[Tensor, "... d"], scales: Float[Tensor, "... blocks"], block: int) -> Float[Tensor, "... d"]:
     """Codes times scales, exact, in float32."""
     d = codes.shape[-1]

@@ -6,7 +6,6 @@ file can be cut off and gone on with at any row.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import ceil
 from typing import Any, Protocol
 
 import torch
@@ -14,9 +13,9 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from mfac import quantization
+from mfac.largest_entries import LONGEST_BLOCK, entry_blocks, largest, num_entries
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
-LONGEST_BLOCK = 1 << 15  # of which int16 can tell every column
 
 
 class RowFormat(Protocol):
@@ -161,7 +160,8 @@ class Int8Format:
         """Draws, where there are any, depend on the number of the row."""
         out = torch.empty(len(rows), self.row_bytes, dtype=torch.uint8)
         for number, row in enumerate(rows, first):
-            codes, scales = quantization.quantize(row, self.block, self._noise(number))
+            noise = quantization.draws(self.dim, self.seed, number) if self.stochastic else None
+            codes, scales = quantization.quantize(row, self.block, noise)
             _check_held(scales * quantization.LARGEST, number, self.name)
             out[number - first, : self._head] = scales.view(torch.uint8)
             out[number - first, self._head :] = codes.view(torch.uint8)
@@ -188,12 +188,6 @@ class Int8Format:
         codes = rows[:, indices + self._head].view(torch.int8)
         return codes.float().mul_(scales[:, indices // self.block])
 
-    def _noise(self, number: int) -> Float[Tensor, " d"] | None:
-        """As in a window: by the seed and by how many rows came before."""
-        if not self.stochastic:
-            return None
-        return torch.rand(self.dim, generator=torch.Generator().manual_seed((self.seed << 32) + number))
-
 
 @dataclass(frozen=True)
 class TopKFormat:
@@ -217,11 +211,7 @@ class TopKFormat:
 
     @property
     def _entries(self) -> int:
-        whole, rest = divmod(self.dim, self.block)
-        return whole * self._kept(self.block) + self._kept(rest)
-
-    def _kept(self, length: int) -> int:
-        return min(length, ceil(self.density * length))
+        return num_entries(self.dim, self.density, self.block)
 
     def fields(self) -> dict[str, Any]:
         """The density, the block and the dtype."""
@@ -232,18 +222,21 @@ class TopKFormat:
     def encode(self, rows: Float[Tensor, "k d"], first: int) -> UInt8[Tensor, "k bytes"]:
         """Places in ascending order within each block."""
         out = torch.empty(len(rows), self.row_bytes, dtype=torch.uint8)
+        blocks = self._blocks(0, self.dim)
+        starts = torch.cat([torch.full((entries.stop - entries.start,), left) for left, _, entries in blocks])
         for number, row in enumerate(rows.float(), first):
-            places, values = self._largest(row)
+            columns = (largest(row, self.density, self.block) + starts).sort().values
+            values = row[columns].to(self.values)
             _check_held(values, number, self.name)
             cut = values.nbytes
             out[number - first, :cut] = values.view(torch.uint8)
-            out[number - first, cut:] = places.view(torch.uint8)
+            out[number - first, cut:] = (columns - starts).to(torch.int16).view(torch.uint8)
         return out
 
     def spans(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Numbers and places of the blocks that have these columns."""
         touched = list(self._blocks(start, stop))
-        first, end = touched[0][1].start, touched[-1][1].stop
+        first, end = touched[0][2].start, touched[-1][2].stop
         size, cut = self.values.itemsize, self._entries * self.values.itemsize
         return [(size * first, size * end), (cut + 2 * first, cut + 2 * end)]
 
@@ -251,8 +244,8 @@ class TopKFormat:
         """Zeros, but for what is kept."""
         values, places = spans[0].view(self.values), spans[1].view(torch.int16)
         out = torch.zeros(len(values), stop - start + 1)  # the last column takes what is outside
-        first = next(self._blocks(start, stop))[1].start
-        for left, entries in self._blocks(start, stop):
+        first = next(self._blocks(start, stop))[2].start
+        for left, _, entries in self._blocks(start, stop):
             here = slice(entries.start - first, entries.stop - first)
             columns = places[:, here].long() + (left - start)
             columns.masked_fill_((columns < 0) | (columns >= stop - start), stop - start)
@@ -275,21 +268,8 @@ class TopKFormat:
             out[:, inside] = hits[:, where]
         return out
 
-    def _largest(self, row: Float[Tensor, " d"]) -> tuple[Int[Tensor, " entries"], Float[Tensor, " entries"]]:
-        whole = self.dim - self.dim % self.block
-        parts = []
-        for part in (row[:whole].view(-1, self.block), row[whole:].view(1, -1)):
-            if part.numel():
-                places = part.abs().topk(self._kept(part.shape[1]), sorted=False).indices.sort().values
-                parts.append((places.to(torch.int16).flatten(), part.gather(1, places).to(self.values).flatten()))
-        return torch.cat([places for places, _ in parts]), torch.cat([values for _, values in parts])
-
-    def _blocks(self, start: int, stop: int) -> Iterator[tuple[int, slice]]:
-        """First column and entries of the blocks that have columns from start to stop - 1."""
-        kept = self._kept(self.block)
-        for index in range(start // self.block, quantization.num_blocks(stop, self.block)):
-            left = index * self.block
-            yield left, slice(index * kept, index * kept + self._kept(min(self.block, self.dim - left)))
+    def _blocks(self, start: int, stop: int) -> Iterator[tuple[int, int, slice]]:
+        return entry_blocks(self.dim, self.density, self.block, start, stop)
 
 
 def _check_held(numbers: Float[Tensor, " n"], number: int, name: str) -> None:

@@ -101,7 +101,7 @@ class SlidingInverse:
         if self._P is None or not steady:
             return float(products[k]), 0.0, 0.0
         products[k] = 0
-        return self._update(staged, products)
+        return self._update(staged, K, products)
 
     def commit(self, drift: float, sensitivity: float) -> None:
         """Keeps what was staged; with the updated inverse, unless that has drifted or is due to be made anew."""
@@ -169,12 +169,12 @@ class SlidingInverse:
         unit[k] = factor
         return self.solve(unit)
 
-    def _update(self, staged: _Staged, others: Any) -> tuple[float, float, float]:
+    def _update(self, staged: _Staged, K: Any, others: Any) -> tuple[float, float, float]:
         """The updated inverse, in the spare memory, and S⁻¹e_k from it; gives what `stage` does."""
         assert self._P is not None
         if self._spare is None:
             self._spare = torch.empty_like(self._P)
-        K, P, updated = self._array(self.K), self._array(self._P), self._array(self._spare)
+        P, updated = self._array(self._P), self._array(self._spare)
         with np.errstate(all="ignore"):  # what is not finite is noticed by who asked
             replacement.replace(P, staged.k, others, K[staged.k, staged.k] + self.shift, out=updated)
             refined, figures = replacement.examine(K, updated, staged.k, self.shift)

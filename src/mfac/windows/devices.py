@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mfac.pages import Pages
-from mfac.windows.pages import CompressedPages
+from mfac.pages import Pages, SpreadPages
 from mfac.windows.rows import ChosenColumns, Kind, Rows, SavedRows, StoredRow
 
 
@@ -109,27 +109,16 @@ class DeviceRows:
         """All rows, on the first device: a matrix of its own."""
         return self._join([piece.dense() for piece in self.pieces], dim=1)
 
-    def pages(self, n: int) -> Pages:
-        """Columns brought to the first device when they are asked for."""
-        starts = [sum(self.widths[:i]) for i in range(len(self.pieces))]
-        pages = [piece.pages(n) for piece in self.pieces]
-
-        def load(start: int, stop: int) -> Tensor:
-            parts = []
-            for left, width, page in zip(starts, self.widths, pages, strict=True):
-                low, high = max(start, left), min(stop, left + width)
-                if low < high:
-                    parts.append(page.load(slice(low - left, high - left)))
-            return self._join(parts, dim=1)
-
-        def gather(indices: Tensor) -> Tensor:
-            out = torch.zeros(n, len(indices), dtype=self.dtype, device=indices.device)
-            for left, width, page, device in zip(starts, self.widths, pages, self.devices, strict=True):
-                mine = ((indices >= left) & (indices < left + width)).nonzero()[:, 0]
-                out[:, mine] = page.gather((indices[mine] - left).to(device)).to(out)
-            return out
-
-        return CompressedPages(load(0, 1), self.shape[1], load, gather)
+    def pages(self, n: int) -> SpreadPages:
+        """Those of every device, side by side."""
+        ends = list(accumulate(self.widths))
+        pages = []
+        for piece, width, end in zip(self.pieces, self.widths, ends, strict=True):
+            page = piece.pages(n)
+            assert isinstance(page, Pages)  # a piece is on one device
+            page.first = end - width
+            pages.append(page)
+        return SpreadPages(pages, ends)
 
     def widen(self, extra: int) -> None:
         """On the last device."""

@@ -161,13 +161,10 @@ class Int8Rows(CompressedRows):
         return native.find(dtype, self._codes, self.shape, self._scales, self.kind.block)
 
     def _noise(self) -> Float[Tensor, " d"] | None:
-        """The draws of the next row: they depend on the seed and on how many rows were written, so nothing is drawn
-        in vain, and a window that is saved goes on with the same ones."""
+        """The draws of the next row, by how many were written: nothing is drawn in vain."""
         if not self.kind.stochastic:
             return None
-        device = self._codes.device
-        generator = torch.Generator(device).manual_seed((self.kind.seed << 32) + self._written)
-        return torch.rand(self.shape[1], generator=generator, device=device)
+        return quantization.draws(self.shape[1], self.kind.seed, self._written, self._codes.device)
 
     def _blocks(self, first: int = 0, end: int | None = None) -> Iterator[tuple[int, int, int]]:
         """(number, start, stop) of the blocks from column `first` to `end`, which is the last one where it is None."""

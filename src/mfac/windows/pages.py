@@ -37,11 +37,11 @@ class CompressedPages(Pages):
 
     def load(self, columns: slice) -> Float[Tensor, "m columns"]:
         """The columns, as stored."""
-        return self._load(columns.start, columns.stop)
+        return self._load(columns.start - self.first, columns.stop - self.first)
 
     def gather(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "m n"]:
         """Single columns, as stored."""
-        return self._gather(indices)
+        return self._gather((indices - self.first).to(self.device))
 
 
 class CompressedRows(ABC):

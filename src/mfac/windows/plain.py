@@ -53,7 +53,7 @@ class PlainRows:
 
     def encode(self, g: Float[Tensor, " d"]) -> StoredRow:
         """g in the dtype of the rows."""
-        return StoredRow(g.to(self.dtype))
+        return StoredRow(g if g.dtype == self.dtype else g.to(self.dtype))
 
     def write(self, k: int, stored: StoredRow) -> None:
         """Row k becomes these numbers."""

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mfac.pages import Pages
+from mfac.pages import Pages, SpreadPages
 from mfac.row_formats import RowFormat
 
 
@@ -84,7 +84,7 @@ class Rows(Protocol):
     def dense(self) -> Float[Tensor, "m d"]:
         """All rows, as stored: their own memory where they are a matrix, a new one where they are not."""
 
-    def pages(self, n: int) -> Pages:
+    def pages(self, n: int) -> Pages | SpreadPages:
         """The first n rows, by columns."""
 
     def widen(self, extra: int) -> None:

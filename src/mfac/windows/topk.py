@@ -6,18 +6,17 @@ Preconditioners, ICML 2024): a ← ξ + g;  c ← T_k(a) enters the window;  ξ 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import ceil
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mfac.largest_entries import LONGEST_BLOCK, entry_blocks, largest, num_entries
 from mfac.row_formats import RowFormat, TopKFormat
 from mfac.windows.pages import CompressedRows
 from mfac.windows.rows import Rows, SavedRows, StoredRow, check_fits
 
-LONGEST_BLOCK = 1 << 15  # of which int16 can tell every column
 TILE = 1 << 19  # entries gathered at a time
 
 
@@ -53,18 +52,9 @@ class TopK:
         """As it was asked for."""
         return f"mfac.TopK({self.density:g})" if self == TopK(self.density) else f"mfac.{self!r}"
 
-    def kept(self, length: int) -> int:
-        """How many entries a block of so many columns keeps."""
-        return min(length, ceil(self.density * length))
-
     def entries(self, dim: int) -> int:
         """How many entries a row of so many columns keeps."""
-        return dim // self.block * self.kept(self.block) + self.kept(dim % self.block)
-
-    def layout(self, dim: int) -> list[tuple[int, int, int]]:
-        """(start, stop, kept entries) of every block of columns."""
-        starts = range(0, dim, self.block)
-        return [(start, min(start + self.block, dim), self.kept(min(self.block, dim - start))) for start in starts]
+        return num_entries(dim, self.density, self.block)
 
     def bytes(self, num_grads: int, dim: int) -> int:
         """Indices and numbers, and one error vector in float32."""
@@ -96,8 +86,9 @@ class TopKRows(CompressedRows):
         self._indices = indices
         self._values = values
         self._error = error
-        self._layout = kind.layout(len(error))
-        starts = [torch.full((kept,), start, device=error.device) for start, _, kept in self._layout]
+        self._layout = list(entry_blocks(len(error), kind.density, kind.block))
+        lengths = ((start, entries.stop - entries.start) for start, _, entries in self._layout)
+        starts = [torch.full((kept,), start, device=error.device) for start, kept in lengths]
         self._starts = torch.cat(starts)  # the first column of every entry's block
 
     def encode(self, g: Float[Tensor, " d"]) -> StoredRow:
@@ -173,12 +164,7 @@ class TopKRows(CompressedRows):
 
     def _encode(self, a: Float[Tensor, " d"]) -> StoredRow:
         """T_k(a), and a − T_k(a)."""
-        sizes, block = a.abs(), self.kind.block
-        whole = len(a) - len(a) % block
-        chosen = [sizes[:whole].view(-1, block).topk(self.kind.kept(block), sorted=False).indices] if whole else []
-        if whole < len(a):
-            chosen.append(sizes[whole:].topk(self.kind.kept(len(a) - whole), sorted=False).indices)
-        indices = torch.cat([part.flatten() for part in chosen])
+        indices = largest(a, self.kind.density, self.kind.block)
         places = indices + self._starts
         values = a[places].to(self.kind.dtype)
         dense = self._spread(indices, values.float())
@@ -191,15 +177,12 @@ class TopKRows(CompressedRows):
 
     def _tiles(self, n: int) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
         """Columns and rows of a tile, indices of its entries counted from the first of these columns, and values."""
-        place = 0
-        for start, stop, kept in self._layout:
-            height = max(1, TILE // kept)
+        for start, stop, entries in self._layout:
+            height = max(1, TILE // (entries.stop - entries.start))
             for top in range(0, n, height):
                 rows = slice(top, min(top + height, n))
-                entries = slice(place, place + kept)
                 indices = self._indices[rows, entries].to(torch.int32)
                 yield slice(start, stop), rows, indices, self._values[rows, entries]
-            place += kept
 
     def columns(self, n: int, start: int, stop: int) -> Float[Tensor, "n columns"]:
         """Columns of the first n rows, with their zeros."""
@@ -225,9 +208,6 @@ class TopKRows(CompressedRows):
     ) -> Iterator[tuple[int, Tensor, Tensor]]:
         """First column, indices and values of the blocks between two columns, of those with wanted columns only."""
         blocks = None if wanted is None else set((wanted // self.kind.block).tolist())
-        place = 0
-        for number, (left, right, kept) in enumerate(self._layout):
+        for number, (left, right, entries) in enumerate(self._layout):
             if left < stop and right > start and (blocks is None or number in blocks):
-                entries = slice(place, place + kept)
                 yield left, self._indices[:n, entries].long(), self._values[:n, entries].float()
-            place += kept
