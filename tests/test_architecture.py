@@ -15,7 +15,7 @@ LAYERS = [
     ["row_formats"],
     ["woodbury", "products", "reference", "memory", "gradient_file", "layout", "progress", "ranks"],
     ["precision", "blocks", "parameter_groups", "column_shards", "replacement"],
-    ["pages", "shares", "small_blocks"],
+    ["pages", "shares", "small_blocks", "lower_squares"],
     ["sliding", "dual", "primal", "inverse_fisher"],
     ["spread_rows"],
     ["windows"],

@@ -82,13 +82,14 @@ class NativeProducts:
         (m, d), packed = shape, scales is not None
         scales_at = scales.data_ptr() if scales is not None else None
         self._matrix = _Matrix(numbers.data_ptr(), scales_at, m, d, block or d, packed)
+        self._at = ctypes.byref(self._matrix)
 
     def project(self, n: int, x: Float[Tensor, " d"]) -> Float[Tensor, " n"]:
         """G x for the first n rows, in float64."""
         x, out = x.to(self._real).contiguous(), torch.empty(n, dtype=torch.float64)
 
         def rows(top: int, bottom: int) -> None:
-            self._call("project", x.data_ptr(), top, bottom, out.data_ptr())
+            self._library.project(self._at, *pointers(x), *longs(top, bottom), *pointers(out))
 
         in_threads(rows, n, ROWS)
         return out
@@ -98,15 +99,10 @@ class NativeProducts:
         a, out = a.double().contiguous(), torch.empty(self._matrix.d, dtype=self._real)
 
         def columns(first: int, last: int) -> None:
-            self._call("combine", a.data_ptr(), len(a), first, last, out.data_ptr())
+            self._library.combine(self._at, *pointers(a), *longs(len(a), first, last), *pointers(out))
 
         in_threads(columns, self._matrix.d, self._unit)
         return out
-
-    def _call(self, name: str, vector: int, *arguments: int) -> None:
-        *numbers, out = arguments
-        function, pointer, long = getattr(self._library, name), ctypes.c_void_p, ctypes.c_int64
-        function(ctypes.byref(self._matrix), pointer(vector), *map(long, numbers), pointer(out))
 
 
 def find(
@@ -140,6 +136,16 @@ def compiled(source: Path, *defined: str) -> ctypes.CDLL | None:
             except (OSError, subprocess.SubprocessError):
                 continue
     return None
+
+
+def pointers(*tensors: Tensor) -> list[ctypes.c_void_p]:
+    """Where their numbers are, as arguments of compiled code."""
+    return [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
+
+
+def longs(*numbers: int) -> list[ctypes.c_int64]:
+    """Whole numbers, as arguments of compiled code."""
+    return [ctypes.c_int64(number) for number in numbers]
 
 
 def in_threads(work: Callable[[int, int], None], count: int, unit: int) -> None:

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mfac import native
+from mfac.native import longs, pointers
 
 SOURCE = Path(__file__).with_suffix(".c")
 MOST_ROWS = 96  # LAPACK is as fast from there on
@@ -50,8 +51,8 @@ class SmallBlocks:
             room = torch.empty(numbers, dtype=torch.float64)
             done.append(
                 self._library.factor(
-                    ctypes.byref(_described(G)), ctypes.c_double(shift), ctypes.c_double(limit), *_span(first, last),
-                    *_pointers(room, U),
+                    ctypes.byref(_described(G)), ctypes.c_double(shift), ctypes.c_double(limit), *longs(first, last),
+                    *pointers(room, U),
                 )
             )  # fmt: skip
 
@@ -69,7 +70,7 @@ class SmallBlocks:
         def blocks(first: int, last: int) -> None:
             room = torch.empty(m * (m + _padded(length)))
             self._library.squares(
-                ctypes.byref(_described(G)), *_pointers(U), *_span(first, last), *_pointers(room, whitened, plain)
+                ctypes.byref(_described(G)), *pointers(U), *longs(first, last), *pointers(room, whitened, plain)
             )
 
         native.in_threads(blocks, count, 1)
@@ -95,11 +96,3 @@ def _in_rows(G: Float[Tensor, "blocks m length"]) -> Float[Tensor, "blocks m len
 
 def _described(G: Float[Tensor, "blocks m length"]) -> _Blocks:
     return _Blocks(G.data_ptr(), G.stride(0), G.stride(1), G.shape[1], G.shape[2])
-
-
-def _span(first: int, last: int) -> tuple[ctypes.c_int64, ctypes.c_int64]:
-    return ctypes.c_int64(first), ctypes.c_int64(last)
-
-
-def _pointers(*tensors: Tensor) -> list[ctypes.c_void_p]:
-    return [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
