@@ -24,12 +24,23 @@ def bert_classifier(name: str, labels: int, checkpoint: Path | None = None) -> n
     """BERT for sentences and pairs of them; without a checkpoint (a Hugging Face folder) it is not pretrained."""
     from transformers import BertForSequenceClassification
 
+    return _build(BertForSequenceClassification, name, labels, checkpoint)
+
+
+def bert_for_answers(name: str, checkpoint: Path | None = None) -> nn.Module:
+    """BERT that scores every token as the first and as the last of the answer to a question."""
+    from transformers import BertForQuestionAnswering
+
+    return _build(BertForQuestionAnswering, name, 2, checkpoint)
+
+
+def _build(kind: Any, name: str, labels: int, checkpoint: Path | None) -> nn.Module:
     if checkpoint is None:
-        return BertForSequenceClassification(bert_config(name, labels))
+        return kind(bert_config(name, labels))
     if not (checkpoint / "config.json").exists():
         raise FileNotFoundError(
             f"{checkpoint} is no checkpoint of Hugging Face: it has no config.json; save one there, "
             f"for instance google/bert_uncased_L-{SIZES[name]['num_hidden_layers']}_H-{SIZES[name]['hidden_size']}"
             f"_A-{SIZES[name]['num_attention_heads']}"
         )
-    return BertForSequenceClassification.from_pretrained(checkpoint, num_labels=labels)
+    return kind.from_pretrained(checkpoint, num_labels=labels)

@@ -1,87 +1,106 @@
 """Figures: accuracy by seconds for SGD, Adam and M-FAC.
 
-Small: ResNet20 on CIFAR-10, the runs of `python -m experiments.optimizers cifar10` (over an hour on one core, a search
-for every optimizer included; done before, this only draws). Full: WRN 40-2 on CIFAR-100, 50 passes, SGD with and
-without momentum, Adam and M-FAC with the settings of table 4, right.
+Small: ResNet20 on CIFAR-10, one pass, with the settings that the search of `python -m experiments.optimizers cifar10`
+found (four for each optimizer; its own runs, of three passes, are in docs/optimizer.md): 12 minutes on one core. Full:
+WRN 40-2 on CIFAR-100, 50 passes, SGD with and without momentum, Adam and M-FAC with the settings of table 4, right.
 """
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
-from experiments import data, drawing, optimizers
+from experiments import data, drawing
 from experiments.cifar100 import load_cifar100
-from experiments.contenders import Contender, plain_contenders
-from experiments.ledger import Ledger
+from experiments.cifar_images import cifar10, untrained_resnet8
+from experiments.contenders import PAPER_WINDOW, Contender, plain_contenders
 from experiments.models.wide_resnet import WideResNet
-from experiments.recipe import Recipe, Request, Results, run_module
-from experiments.training import Training, drops
+from experiments.recipe import Recipe, Request, Results
+from experiments.resnet import ResNet
+from experiments.training import Training, cosine, drops
 
-SHOWN = ("SGD, momentum", "Adam", "M-FAC")
+RUNS = data.data_root().parent / "runs"
+WITHOUT_MOMENTUM = "SGD without momentum"
+SEARCHED = {
+    "SGD": Contender("SGD", 0.03, 1e-4, schedule="cosine"),
+    "Adam": Contender("Adam", 3e-3, schedule="cosine"),
+    "M-FAC": Contender("M-FAC", 1 / PAPER_WINDOW, 3e-3, schedule="cosine"),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is trained, and for how long."""
+
+    entrants: dict[str, Contender]
+    make_model: Callable[[], nn.Module]
+    load: Callable[[str], Any]
+    passes: int = 1
+    tests_a_pass: int = 1
+    test_images: int = 10_000
+    steps: int | None = None  # fewer than the passes have
+
+
+SIZES = {
+    "full": Settings(
+        plain_contenders() | {WITHOUT_MOMENTUM: Contender("SGD", 0.1, batch_size=256)},
+        lambda: WideResNet(40, 2, 100), load_cifar100, passes=50,
+    ),
+    "small": Settings(
+        SEARCHED, lambda: ResNet(20, projection=False).to(memory_format=torch.channels_last), cifar10,
+        tests_a_pass=6, test_images=2500,
+    ),
+    "smoke": Settings(
+        {"SGD": Contender("SGD", 0.1, batch_size=8), "M-FAC": Contender("M-FAC", 1e-3, num_grads=4, batch_size=8)},
+        untrained_resnet8, cifar10, test_images=100, steps=2,
+    ),
+}  # fmt: skip
 
 
 def run(request: Request) -> None:
-    {"small": run_small, "full": run_full, "smoke": run_smoke}[request.size](request)
+    results, settings = Results("wall_clock", request), SIZES[request.size]
+    results.settings(
+        passes=settings.passes, test_images=settings.test_images,
+        contenders={label: contender.settings() for label, contender in settings.entrants.items()},
+    )  # fmt: skip
+    for label, contender in settings.entrants.items():
+        if request.wants(label):
+            results.cell(label, lambda a=(label, contender): trained(*a, request.size, settings))
 
 
-def run_small(request: Request) -> None:
-    run_module("optimizers", "cifar10")
-
-
-def run_smoke(request: Request) -> None:
-    """The optimizers' own loop on a few digits."""
-    task = replace(optimizers.digits(), steps=6, test_every=3)
-    request.folder.mkdir(parents=True, exist_ok=True)
-    ledger = Ledger("optimizers_cifar10", "", request.folder)
-    for label, settings in optimizers.contenders(8, (1e-2, 1e-1), 0.0).items():
-        setting, make = next(iter(settings.items()))
-        ledger.cell(f"run, {label}, {setting}, seed 1", lambda make=make: optimizers.train(task, make, 6, 1))
-
-
-def run_full(request: Request) -> None:
-    results = Results("wall_clock", request)
-    train, test = load_cifar100("train"), data.ImageBatches(*load_cifar100("test"), 250, data.CIFAR10)
-    keep = data.data_root().parent / "runs"
-    entrants = plain_contenders() | {"SGD without momentum": Contender("SGD", 0.1, batch_size=256)}
-    for label, contender in entrants.items():
-        if not request.wants(label):
-            continue
-
-        def whole(label: str = label, contender: Contender = contender) -> dict:
-            torch.manual_seed(1)
-            model = WideResNet(40, 2, 100)
-            optimizer = contender.make(model)
-            if label == "SGD without momentum":
-                optimizer.param_groups[0]["momentum"] = 0.0
-            batches = data.ImageBatches(*train, contender.batch_size, data.CIFAR10, seed=1, augment=True)
-            steps = 50 * len(batches)
-            return Training(model, optimizer, batches, steps, drops(0.5, 0.75), test_every=len(batches),
-                            test=lambda model: {"accuracy": data.accuracy(model, test)},
-                            keep=keep / f"wall_clock_{label}.pt", keep_every=5).run()  # fmt: skip
-
-        results.cell(label, whole)
+def trained(label: str, contender: Contender, size: str, settings: Settings) -> dict[str, Any]:
+    """One run, tested along the way."""
+    torch.manual_seed(1)
+    model = settings.make_model()
+    optimizer = contender.make(model)
+    if label == WITHOUT_MOMENTUM:
+        optimizer.param_groups[0]["momentum"] = 0.0
+    batches = data.ImageBatches(*settings.load("train"), contender.batch_size, data.CIFAR10, seed=1, augment=True)
+    images, labels = (part[: settings.test_images] for part in settings.load("test"))
+    held_out = data.ImageBatches(images, labels, 250, data.CIFAR10)
+    steps = settings.steps or settings.passes * len(batches)
+    return Training(
+        model, optimizer, batches, steps, cosine if contender.schedule == "cosine" else drops(0.5, 0.75),
+        test=lambda model: {"accuracy": data.accuracy(model, held_out)},
+        test_every=max(1, min(steps, len(batches)) // settings.tests_a_pass),
+        keep=RUNS / f"wall_clock_{label}.pt" if size == "full" else None, keep_every=5,
+    ).run()  # fmt: skip
 
 
 def plot(request: Request) -> Path:
+    results = Results("wall_clock", request)
     curves = {}
-    if request.size == "full":
-        for label, run in Results("wall_clock", request).cells.items():
-            curves[label] = _points(run, [(t["step"], t["accuracy"]) for t in run["tests"]])
-    else:
-        for key, run in Ledger("optimizers_cifar10", "", request.folder).cells.items():
-            label = next((label for label in SHOWN if key.startswith(f"run, {label}, ")), None)
-            if label is not None and run["finished"]:
-                curves[key.removeprefix("run, ").rsplit(", seed", 1)[0]] = _points(run, run["tests"])
+    for label, cell in results.cells.items():
+        points = [(cell["seconds"][test["step"] - 1], test["accuracy"]) for test in cell["tests"]]
+        curves[label] = ([second for second, _ in points], [value for _, value in points])
+        print(f"{label}: {points[-1][1]:.2f} % after {points[-1][0]:.0f} s" if points else f"{label}: stopped")
     return drawing.lines(
-        request.folder / f"wall_clock_{request.size}.png", curves, x="seconds of one core, tests not counted",
-        y="test accuracy, %", title="Accuracy by time",
+        results.picture(), curves, x="seconds of one core, tests not counted", y="test accuracy, %",
+        title="Accuracy by time",
     )  # fmt: skip
 
 
-def _points(run: dict, tests: list) -> tuple[list[float], list[float]]:
-    points = [(run["seconds"][step - 1], value) for step, value in tests]
-    return [second for second, _ in points], [value for _, value in points]
-
-
-RECIPE = Recipe("wall_clock", "accuracy by seconds for SGD, Adam and M-FAC (figures)", run, plot, minutes=20)
+RECIPE = Recipe("wall_clock", "accuracy by seconds for SGD, Adam and M-FAC (figures)", run, plot, minutes=12)

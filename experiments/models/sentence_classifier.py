@@ -1,0 +1,76 @@
+"""A classifier of sentences and pairs on top of a sentence encoder, for the batches that a BERT classifier takes."""
+
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mfac.tasks.minilm import minilm_encoder
+from mfac.tasks.similarity import LARGEST_SCORE
+
+
+class SentenceClassifier(nn.Module):
+    """Each sentence by itself, as the mean of the encoder's outputs, as sentence encoders are used.
+
+    Such an encoder knows nothing of pairs in one row, so the row is cut in two by its token types. Classes come from a
+    linear layer on u, or (u, v, |u - v|) of a pair; a number is the cosine of a pair, from 0 to 5 as STS-B has it.
+
+    Args:
+        encoder: (input_ids, attention_mask) -> an object with `last_hidden_state`.
+        width: of its outputs.
+        labels: classes; 1 means a number.
+        pairs: two sentences in each row.
+    """
+
+    def __init__(self, encoder: nn.Module, width: int, labels: int, pairs: bool):
+        super().__init__()
+        self.encoder, self.pairs, self.labels = encoder, pairs, labels
+        self.classifier = nn.Linear(3 * width if pairs else width, labels) if labels > 1 else None
+
+    def forward(
+        self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor, labels: Tensor
+    ) -> SimpleNamespace:
+        """An object with `loss` and `logits`, as Hugging Face's models give."""
+        if self.pairs:
+            second = token_type_ids.bool()
+            u = self._embed(input_ids, attention_mask.bool() & ~second)
+            v = self._embed(*_second_sentences(input_ids, second))
+            if self.classifier is None:
+                cosines = LARGEST_SCORE * F.cosine_similarity(u, v)
+                return SimpleNamespace(loss=F.mse_loss(cosines, labels), logits=cosines[:, None])
+            features = torch.cat([u, v, (u - v).abs()], 1)
+        else:
+            features = self._embed(input_ids, attention_mask.bool())
+        logits = self.classifier(features)
+        return SimpleNamespace(loss=F.cross_entropy(logits, labels), logits=logits)
+
+    def _embed(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """One vector a sentence; columns that no row uses are left out."""
+        width = int(mask.sum(1).max())
+        ids, mask = ids[:, :width], mask[:, :width]
+        hidden = self.encoder(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+        weights = mask[..., None].to(hidden.dtype)
+        mean: Tensor = (hidden * weights).sum(1) / weights.sum(1)
+        return mean
+
+
+def _second_sentences(ids: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """The second sentences with [CLS] before them, padded anew, and their mask."""
+    lengths = second.sum(1)
+    places = torch.arange(int(lengths.max()), device=ids.device)
+    starts = second.long().argmax(1)
+    columns = (starts[:, None] + places).clamp(max=ids.shape[1] - 1)
+    mask = places < lengths[:, None]
+    sentences = torch.where(mask, ids.gather(1, columns), 0)
+    return torch.cat([ids[:, :1], sentences], 1), torch.cat([torch.ones_like(mask[:, :1]), mask], 1)
+
+
+def minilm_sentences(labels: int, pairs: bool) -> nn.Module:
+    """MiniLM-L3 with frozen embeddings under such a classifier.
+
+    Raises:
+        MissingData, TaskError: as `mfac.tasks.minilm.minilm_encoder` does.
+    """
+    encoder = minilm_encoder()
+    return SentenceClassifier(encoder, encoder.config.hidden_size, labels, pairs)  # type: ignore[union-attr,arg-type]
