@@ -1,24 +1,20 @@
 """Sums of squares of L X by compiled code: those of float64, whatever the shapes, and torch's where it is not for."""
 
-import shutil
-
 import pytest
 import torch
 
 import mfac
 import oracle
 from cases import ROWS, mixed
+from compiler import needs_compiler
 from mfac import lower_squares, native
 from test_small_blocks import truth
 
-pytestmark = pytest.mark.skipif(
-    not any(map(shutil.which, native.COMPILERS)), reason="there is no C compiler on this machine"
-)
+pytestmark = [needs_compiler, pytest.mark.usefixtures("compiled_at_any_size")]
 
 
 @pytest.fixture(autouse=True)
-def _any_size(monkeypatch):
-    monkeypatch.setattr(native, "LEAST_NUMBERS", 0)
+def _for_few_rows_too(monkeypatch):
     monkeypatch.setattr(lower_squares, "LEAST_ROWS", 1)
     monkeypatch.setattr("mfac.small_blocks.MOST_ROWS", 0)
 

@@ -9,6 +9,7 @@ import torch
 import mfac
 import oracle
 from cases import mixed
+from compiler import needs_compiler
 from mfac import native
 from mfac.windows import as_kind
 
@@ -22,14 +23,7 @@ KINDS = {
     "int8 in one block": mfac.Int8(block=10_000),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
-needs_compiler = pytest.mark.skipif(
-    not any(map(shutil.which, native.COMPILERS)), reason="there is no C compiler on this machine"
-)
-
-
-@pytest.fixture(autouse=True)
-def _any_size(monkeypatch):
-    monkeypatch.setattr(native, "LEAST_NUMBERS", 0)
+pytestmark = pytest.mark.usefixtures("compiled_at_any_size")
 
 
 @pytest.fixture

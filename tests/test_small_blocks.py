@@ -1,24 +1,16 @@
 """Small blocks by compiled code: the answers of the dense matrix, and torch's where compiled code must not be used."""
 
-import shutil
-
 import pytest
 import torch
 
 import mfac
 import oracle
 from cases import ROWS, duplicates, mixed, repeating
+from compiler import needs_compiler
 from mfac import native, small_blocks
 
 LAMBDA = 1e-2
-needs_compiler = pytest.mark.skipif(
-    not any(map(shutil.which, native.COMPILERS)), reason="there is no C compiler on this machine"
-)
-
-
-@pytest.fixture(autouse=True)
-def _any_size(monkeypatch):
-    monkeypatch.setattr(native, "LEAST_NUMBERS", 0)
+pytestmark = pytest.mark.usefixtures("compiled_at_any_size")
 
 
 @pytest.fixture
@@ -139,10 +131,10 @@ def test_where_it_is_not_for_torch_is_used(calls, monkeypatch):
     mfac.StaticInverseFisher(G.double(), LAMBDA, block_size=20).diagonal()
     mfac.StaticInverseFisher(G, LAMBDA, block_size=20, precision="float64").diagonal()
     mfac.StaticInverseFisher(G, LAMBDA).diagonal()  # one block
-    monkeypatch.setattr(small_blocks, "MOST_ROWS", 11)
-    mfac.StaticInverseFisher(G, LAMBDA, block_size=20).diagonal()
-    monkeypatch.undo()
-    mfac.StaticInverseFisher(G, LAMBDA, block_size=20).diagonal()  # few numbers
+    for room, name, limit in ((small_blocks, "MOST_ROWS", 11), (native, "LEAST_NUMBERS", 481)):
+        with monkeypatch.context() as patch:
+            patch.setattr(room, name, limit)
+            mfac.StaticInverseFisher(G, LAMBDA, block_size=20).diagonal()
     assert calls == {"factor": [], "squares": []}
 
 
