@@ -244,10 +244,10 @@ def test_measures_are_means_over_questions():
 def test_a_model_that_knows_the_questions_by_heart_is_right(tokenizer):
     from transformers import BertForQuestionAnswering
 
-    windows = squad.cut_windows(squad.load_squad("dev"), tokenizer, 40, 10)
+    windows = squad.cut_windows(squad.load_squad("dev")[1:], tokenizer, 40, 10)
     model, batch = BertForQuestionAnswering(tiny_config(tokenizer)), squad.collate(windows)
-    optimizer = torch.optim.Adam(model.parameters(), 2e-2)
-    for _ in range(60):
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(100):
         optimizer.zero_grad()
         model(**batch).loss.backward()
         optimizer.step()
