@@ -28,6 +28,7 @@ class Contender:
         damping: of K-FAC.
         batch_size: K-FAC's best is 1,000, all others have 128.
         schedule: "drops" at 50 and 75 %, or "cosine".
+        every: steps between K-FAC's looks at its factors, one of the two frequencies in the paper's grid.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Contender:
     damping: float = 0.0
     batch_size: int = 128
     schedule: str = "drops"
+    every: int = 10
 
     def make(self, model: nn.Module, masks: dict[str, torch.Tensor] | None = None) -> torch.optim.Optimizer:
         """The optimizer for a model; masks are M-FAC's."""
@@ -73,7 +75,7 @@ _MAKERS: dict[str, Any] = {
     "SGD": lambda c, model, masks: torch.optim.SGD(model.parameters(), c.lr, momentum=0.9, weight_decay=c.decay),
     "Adam": lambda c, model, masks: torch.optim.Adam(model.parameters(), c.lr),
     "AdamW": lambda c, model, masks: torch.optim.AdamW(model.parameters(), c.lr, weight_decay=c.decay),
-    "K-FAC": lambda c, model, masks: KFAC(model, c.lr, c.damping, weight_decay=c.decay),
+    "K-FAC": lambda c, model, masks: KFAC(model, c.lr, c.damping, weight_decay=c.decay, every=c.every),
     "GGT": lambda c, model, masks: GGT(model.parameters(), c.lr, c.num_grads, weight_decay=c.decay),
     "AdaHessian": _adahessian,
     "M-FAC": _mfac,

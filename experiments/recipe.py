@@ -70,7 +70,7 @@ class Recipe:
         title: what it shows.
         run: does it, cell by cell, and goes on where it was interrupted.
         plot: draws a file of results: (request) -> the picture.
-        minutes: what "small" was estimated to take on two cores.
+        minutes: what "small" takes on two cores, by the processor time that was measured.
     """
 
     name: str

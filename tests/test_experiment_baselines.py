@@ -150,6 +150,22 @@ def test_kfac_averages_its_factors_and_stops_watching():
     torch.testing.assert_close(optimizer.state[model[0].weight]["A"], 0.75 * A[0] + 0.25 * A[1])
 
 
+def test_kfac_looks_at_its_factors_every_so_many_steps():
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = KFAC(model, every=3)
+    seen = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(4, 3)).square().sum().backward()
+        optimizer.step()
+        state = optimizer.state[model.weight]
+        seen.append((state["A"].clone(), state["left"].clone()))
+    for step, (A, left) in enumerate(seen[1:], 1):
+        same = torch.equal(A, seen[step - 1][0]) and torch.equal(left, seen[step - 1][1])
+        assert same == (step != 3)
+
+
 def test_kfac_needs_a_layer():
     with pytest.raises(ValueError, match="no linear layer"):
         KFAC(nn.BatchNorm1d(3))

@@ -46,15 +46,25 @@ def damped_factors(S: Tensor, A: Tensor, damping: float, balance: bool = True) -
 
 def kfac_step(S: Tensor, A: Tensor, gradient: Tensor, damping: float) -> Tensor:
     """(S ⊗ A)⁻¹ g with the damping split over the factors: S⁻¹ G A⁻¹ for G [out, in] (the bias as last column)."""
+    return solve_factors(*cholesky_factors(S, A, damping), gradient)
+
+
+def cholesky_factors(S: Tensor, A: Tensor, damping: float) -> tuple[Tensor, Tensor]:
+    """Of the damped S and A, in float64."""
     S, A = damped_factors(S.double(), A.double(), damping)
-    left = torch.cholesky_solve(gradient.double(), torch.linalg.cholesky(S))
-    return torch.cholesky_solve(left.T, torch.linalg.cholesky(A)).T.to(gradient.dtype)
+    return torch.linalg.cholesky(S), torch.linalg.cholesky(A)
+
+
+def solve_factors(left: Tensor, right: Tensor, gradient: Tensor) -> Tensor:
+    """S⁻¹ G A⁻¹ from the Cholesky factors of S and A."""
+    halfway = torch.cholesky_solve(gradient.double(), left)
+    return torch.cholesky_solve(halfway.T, right).T.to(gradient.dtype)
 
 
 class KFAC(Optimizer):
     """w ← w − lr v, v ← μ v + (S ⊗ A)⁻¹ g, layer by layer; the steps are shortened to a trust region.
 
-    Factors are exponential averages over batches, taken in the passes of training, and inverted in every step.
+    Factors are exponential averages over batches, taken in the passes of training and inverted every so many steps.
     Gradients of the labels in the data stand for those of labels drawn from the model (the empirical Fisher).
 
     Args:
@@ -65,6 +75,7 @@ class KFAC(Optimizer):
         decay: of the averages of the factors.
         weight_decay: added to the gradient.
         clip: the bound on lr² Σ v·g of a step, over all layers; None: no bound.
+        every: steps from one look at the factors to the next.
     """
 
     def __init__(
@@ -77,9 +88,10 @@ class KFAC(Optimizer):
         decay: float = 0.95,
         weight_decay: float = 0.0,
         clip: float | None = 1e-3,
+        every: int = 1,
     ):
         defaults = {"lr": lr, "damping": damping, "momentum": momentum, "decay": decay, "weight_decay": weight_decay,
-                    "clip": clip}  # fmt: skip
+                    "clip": clip, "every": every, "steps": 0}  # fmt: skip
         super().__init__(list(model.parameters()), defaults)
         self.layers = [m for m in model.modules() if isinstance(m, nn.Linear) or _is_plain(m)]
         if not self.layers:
@@ -91,9 +103,15 @@ class KFAC(Optimizer):
         for handle in self._handles:
             handle.remove()
 
+    @property
+    def _looks(self) -> bool:
+        """Whether this step takes the factors and inverts them."""
+        group = self.param_groups[0]
+        return group["steps"] % group["every"] == 0
+
     def _watch(self, layer: Layer, arguments: tuple[Tensor, ...], output: Tensor) -> None:
         """Averages the factors of a layer while it trains."""
-        if not (layer.training and output.requires_grad):
+        if not (layer.training and output.requires_grad and self._looks):
             return
         inputs = arguments[0].detach()
         output.register_hook(lambda gradient: self._take(layer, inputs, gradient.detach()))
@@ -126,16 +144,19 @@ class KFAC(Optimizer):
             buffer = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
             buffer.mul_(group["momentum"]).add_(step, alpha=scale)
             p.sub_(buffer, alpha=group["lr"])
+        group["steps"] += 1
         return loss
 
     def _precondition(self, layer: Layer, gradients: dict[Tensor, Tensor], damping: float) -> dict[Tensor, Tensor]:
         """{weight: step, bias: step} of a layer."""
         state: dict[str, Any] = self.state[layer.weight]
+        if self._looks or "left" not in state:
+            state["left"], state["right"] = cholesky_factors(state["S"], state["A"], damping)
         matrix = gradients[layer.weight].flatten(1)
         if layer.bias is None:
-            return {layer.weight: kfac_step(state["S"], state["A"], matrix, damping).view_as(layer.weight)}
+            return {layer.weight: solve_factors(state["left"], state["right"], matrix).view_as(layer.weight)}
         matrix = torch.cat([matrix, gradients[layer.bias][:, None]], 1)
-        step = kfac_step(state["S"], state["A"], matrix, damping)
+        step = solve_factors(state["left"], state["right"], matrix)
         return {layer.weight: step[:, :-1].reshape(layer.weight.shape), layer.bias: step[:, -1].clone()}
 
 
