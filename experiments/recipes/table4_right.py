@@ -191,8 +191,8 @@ def plot(request: Request) -> Path:
     results = Results("table4_right", request)
     groups: dict[str, dict[str, float]] = {}
     for key, cell in results.cells.items():
-        if key.startswith("overheads, "):
-            name = key.removeprefix("overheads, ")
+        name = key.removeprefix("overheads, ")
+        if name != key and f"alone, {name}" in results.cells:
             groups[name] = over_sgd(results.cells, name) | {"M-FAC, the paper's": cell["paper"]}
             print(f"{name}: {groups[name]}")
         elif key.startswith("run, "):
