@@ -25,9 +25,9 @@ def calls(monkeypatch):
     shapes = []
     original = lower_squares.LowerSquares.__call__
 
-    def counted(self, L, X):
+    def counted(self, L, X, weights=None):
         shapes.append(tuple(X.shape))
-        return original(self, L, X)
+        return original(self, L, X, weights)
 
     monkeypatch.setattr(lower_squares.LowerSquares, "__call__", counted)
     return shapes
@@ -38,21 +38,24 @@ def calls(monkeypatch):
 def test_the_sums_of_float64(m, length):
     generator = torch.Generator().manual_seed(m * length)
     L = torch.randn(3, m, m, generator=generator, dtype=torch.float64)  # what is above the diagonal is not to be read
-    X = torch.randn(3, m, length, generator=generator)
-    sums = lower_squares.find(X.numel(), m, X.dtype, X.device)(L, X)
-    expected = (L.tril() @ X.double()).square().sum(1)
-    assert sums.dtype == torch.float64
-    torch.testing.assert_close(sums, expected, rtol=2e-6, atol=1e-9)
+    X, weights = torch.randn(3, m, length, generator=generator), torch.rand(m, generator=generator)
+    compiled = lower_squares.find(X.numel(), m, X.dtype, X.device)
+    sums, plain = compiled(L, X)
+    assert sums.dtype == plain.dtype == torch.float64
+    torch.testing.assert_close(sums, (L.tril() @ X.double()).square().sum(1), rtol=2e-6, atol=1e-9)
+    torch.testing.assert_close(plain, X.double().square().sum(1), rtol=1e-6, atol=1e-9)
+    weighted = (weights.double()[:, None] * X.double().square()).sum(1)
+    torch.testing.assert_close(compiled(L, X, weights)[1], weighted, rtol=1e-6, atol=1e-9)
 
 
 def test_rows_that_lie_otherwise_and_any_number_of_threads(monkeypatch):
-    L, X = torch.randn(1, 7, 7, dtype=torch.float64), torch.randn(1, 300, 7).transpose(1, 2)
-    sums = lower_squares.find(X.numel(), 7, X.dtype, X.device)
-    expected = sums(L, X.contiguous())
+    L, X = torch.randn(1, 7, 7, dtype=torch.float64), torch.randn(1, 3000, 7).transpose(1, 2)
+    compiled = lower_squares.find(X.numel(), 7, X.dtype, X.device)
+    expected = compiled(L, X.contiguous())
     for threads in (1, 3):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        assert torch.equal(sums(L, X), expected)
-        assert torch.equal(sums(L.mT.contiguous().mT, X), expected)
+        for lower in (L, L.mT.contiguous().mT):
+            assert all(map(torch.equal, compiled(lower, X), expected))
 
 
 @pytest.mark.parametrize("kind", [kind for kind, G in ROWS.items() if G.shape == (12, 40)])

@@ -2,13 +2,12 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mfac import lower_squares, products, small_blocks, woodbury
+from mfac import lower_squares, memory, products, small_blocks, woodbury
 from mfac.blocks import Piece, Run
 from mfac.pages import Pages, SpreadPages
 from mfac.precision import float32_holds, largest_eigenvalue
@@ -155,7 +154,7 @@ class DualBlocks:
             with self._ranks.together("the factor of the Gram matrix"):
                 return woodbury.factor(K, shift, overwrite=True), dtype
         # Column by column, as LAPACK writes and reads it: otherwise every block is transposed on its way in and out.
-        L = torch.empty(self.run.count, self._m, self._m, dtype=torch.float64, device=self.device).transpose(1, 2)
+        L = memory.empty(self.run.count, self._m, self._m, dtype=torch.float64, device=self.device).transpose(1, 2)
         compiled, limit = self._small_blocks(), largest_eigenvalue(shift) if self._auto else sys.float_info.max
         for piece, G in self._stream():
             if dtype == torch.float32 and compiled and compiled.factor(G, shift, limit, out=L[piece.blocks]):
@@ -242,31 +241,33 @@ class DualBlocks:
 
     def _squares_of_pieces(self) -> Callable[[Piece, Tensor], tuple[Tensor, Tensor]]:
         """What gives the column sums of W² and the diagonal of F − λI, for a piece of G, or of W where G was."""
-        multiply = self._lower_squares()
         small = self._small_blocks() if self._dtype == torch.float32 and not self._whitened else None
         Linv = None if self._whitened or self._whole_blocks else self._whitening(slice(None))
 
         def of_whitened(piece: Piece, W: Tensor) -> tuple[Tensor, Tensor]:
-            fisher = multiply(self._L[piece.blocks].to(W.device), W)  # L W has G's columns again
-            return products.column_squares(W, None, self._dtype), fisher / self._m
+            fisher, squares = self._squares(self._L[piece.blocks], W, None)  # L W has G's columns again
+            return squares, fisher / self._m
 
         def of_gradients(piece: Piece, G: Tensor) -> tuple[Tensor, Tensor]:
             if small is not None:
                 squares, fisher = small.squares(self._L[piece.blocks], G)
-                return squares, fisher / self._m
-            lower = self._whitening(piece.blocks) if Linv is None else Linv[piece.blocks]
-            weights = None if self._weights is None else self._weights.to(G.device)
-            fisher = products.column_squares(G, weights, self._dtype)
-            return multiply(lower.to(G.device), G), fisher / self._m if weights is None else fisher
+            else:
+                lower = self._whitening(piece.blocks) if Linv is None else Linv[piece.blocks]
+                squares, fisher = self._squares(lower, G, self._weights)
+            return squares, fisher / self._m if self._weights is None else fisher
 
         return of_whitened if self._whitened else of_gradients
 
-    def _lower_squares(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """Column sums of (L X)²."""
+    def _squares(
+        self, lower: Float[Tensor, "blocks m m"], X: Float[Tensor, "blocks m n"], weights: Float[Tensor, " m"] | None
+    ) -> tuple[Float[Tensor, "blocks n"], Float[Tensor, "blocks n"]]:
+        """Column sums of (L X)², and of X² with the weights."""
+        lower, weights = lower.to(X.device), None if weights is None else weights.to(X.device)
         same = self._dtype == self._pages.dtype and isinstance(self._pages, Pages)
         count = self._m * self.run.length * self.run.count
-        compiled = lower_squares.find(count, self._m, self._dtype, self.device) if same else None
-        return compiled or partial(products.whitened_squares, dtype=self._dtype)
+        if same and (compiled := lower_squares.find(count, self._m, self._dtype, self.device)):
+            return compiled(lower, X, weights)
+        return products.whitened_squares(lower, X, self._dtype), products.column_squares(X, weights, self._dtype)
 
     def _whitened_columns(self, index: Int[Tensor, " n"], block: Int[Tensor, " n"]) -> Float[Tensor, "n m"]:
         columns = self._pages.gather(index + self.run.start).double()

@@ -22,6 +22,7 @@ from mfac.windows import window_bytes as window_bytes  # whoever plans for this 
 
 Normalize = Literal["seen", "full", "sum"]
 ANSWER_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+SHORT_ROW = 1 << 14  # its sum of squares takes so few additions that float32 is as good as for products
 
 
 class NonFiniteGradientError(RuntimeError):
@@ -259,7 +260,7 @@ class DynamicInverseFisher(InverseFisher):
         n = max(self.num_seen, k + 1)
         dtype = self._update_dtype(self._rows.dtype)
         column = self._rows.project(n, stored.dense, dtype)
-        column[k] = torch.linalg.vector_norm(stored.dense, dtype=torch.float64).square()
+        column[k] = _squared_norm(stored.dense, dtype)
         self._ranks.sum_(column)
         square, drift, sensitivity = self._inverse.stage(k, column, self._divisor(n) * self.damping)
         if not square < float("inf"):
@@ -371,6 +372,13 @@ class DynamicInverseFisher(InverseFisher):
             raise ValueError(f"a gradient must be [{self._dim}], not {list(g.shape)}")
         if g.device != self.device:
             raise ValueError(f"the gradient is on {g.device}, the window on {self.device}; move it with .to(op.device)")
+
+
+def _squared_norm(row: Float[Tensor, " d"], dtype: torch.dtype) -> Float[Tensor, ""]:
+    """In float64, but as the products with other rows are made where the row is so short that no more is lost by it."""
+    if row.dtype == dtype == torch.float32 and len(row) <= SHORT_ROW:
+        return torch.dot(row, row)
+    return torch.linalg.vector_norm(row, dtype=torch.float64).square()
 
 
 def _check_count(name: str, value: int) -> None:

@@ -35,6 +35,18 @@ static void copy_strip(const float *X, int64_t m, int64_t stride, int64_t width,
         }
 }
 
+/* Sums of COLUMNS columns of X², each row with its weight. */
+static void weighted_squares(const float *x, int64_t m, const float *weights, float *sums) {
+    lanes first = {0}, second = {0};
+    for (int64_t i = 0; i < m; i++, x += COLUMNS) {
+        lanes a = load(x), b = load(x + LANES);
+        first += weights[i] * (a * a);
+        second += weights[i] * (b * b);
+    }
+    memcpy(sums, &first, sizeof first);
+    memcpy(sums + LANES, &second, sizeof second);
+}
+
 /* Adds to `sums` the squares of a panel of L times COLUMNS columns of X, over the first `end` entries. */
 static void add_squares(const float *panel, const float *x, int64_t end, float *sums) {
     lanes s[ROWS][2] = {{{0}}}, first = load(sums), second = load(sums + LANES);
@@ -53,20 +65,24 @@ static void add_squares(const float *panel, const float *x, int64_t end, float *
     memcpy(sums + LANES, &second, sizeof second);
 }
 
-/* out[j] = the sum over column j of (L X)², from `first` to `last`; `strip` is for STRIP columns of X. */
+/* Column sums of (L X)², and of X² with a weight for each row, of the columns from `first` to `last`; `strip` is for
+ * STRIP columns of X. */
 void squares(
-    const float *packed, const float *X, int64_t m, int64_t stride, int64_t first, int64_t last, float *strip, float *out
+    const float *packed, const float *X, const float *weights, int64_t m, int64_t stride, int64_t first, int64_t last,
+    float *strip, float *of_product, float *plain
 ) {
     for (int64_t left = first; left < last; left += STRIP) {
         int64_t width = least(STRIP, last - left);
-        float sums[STRIP] = {0};
+        float sums[STRIP] = {0}, own[STRIP];
         const float *panel = packed;
         copy_strip(X + left, m, stride, width, strip);
+        for (int64_t j = 0; j < width; j += COLUMNS) weighted_squares(strip + j * m, m, weights, own + j);
         for (int64_t top = 0; top < m; top += ROWS) {
             int64_t end = least(m, top + ROWS);
             for (int64_t j = 0; j < width; j += COLUMNS) add_squares(panel, strip + j * m, end, sums + j);
             panel += ROWS * end;
         }
-        memcpy(out + left, sums, width * sizeof(float));
+        memcpy(of_product + left, sums, width * sizeof(float));
+        memcpy(plain + left, own, width * sizeof(float));
     }
 }

@@ -15,8 +15,8 @@ Array = TypeVar("Array", Tensor, np.ndarray)
 def replace(P: Array, k: int, others: Array, corner: Array, out: Array) -> None:
     """S⁻¹ [m, m] after row and column k of S were replaced: a symmetric rank-2 change, O(m²).
 
-    Row k is taken out of P (P − q qᵀ/π, q = P e_k, π = q_k) and put back with its new entries (+ u uᵀ/σ). In torch the
-    two together are one product of an m x 2 by a 2 x m matrix, so P is read once and `out` written once.
+    Row k is taken out of P (P − q qᵀ/π, q = P e_k, π = q_k) and put back with its new entries (+ u uᵀ/σ). The two
+    together are one product of an m x 2 by a 2 x m matrix; in torch it is added to P as it is made.
 
     Args:
         P: S⁻¹ before.
@@ -32,9 +32,9 @@ def replace(P: Array, k: int, others: Array, corner: Array, out: Array) -> None:
     if isinstance(P, Tensor):
         torch.addmm(P, torch.stack((u, q), dim=1), torch.stack((u / sigma, q / -q[k])), out=out)
     else:
-        change = u[:, None] * (u / sigma)
-        change -= q[:, None] * (q / q[k])
-        np.add(P, change, out=out)
+        left, right = np.concatenate((u, q)), np.concatenate((u / sigma, q / -q[k]))
+        np.matmul(left.reshape(2, -1).T, right.reshape(2, -1), out=out)
+        out += P
 
 
 def examine(K: Array, P: Array, k: int, shift: float) -> tuple[Array, list[float]]:

@@ -11,6 +11,9 @@
 #define VECTORS 8 /* of a strip of columns: as many sums as registers hold */
 #define STRIP (LANES * VECTORS)
 #define PANEL 4 /* rows of U that are made before the rest sees them */
+#define ROWS 4  /* of a tile of K: with two vectors of columns, as many sums as products are under way at a time */
+#define COLUMNS (2 * LANES)
+#define CHUNK 128 /* columns of G whose products are summed in float32 */
 
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 
@@ -25,7 +28,7 @@ static inline lanes load(const float *at) {
     return value;
 }
 
-static inline float sum_of(lanes v) { return ((v[0] + v[4]) + (v[1] + v[5])) + ((v[2] + v[6]) + (v[3] + v[7])); }
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* Row by row, each with zeros up to a multiple of STRIP; returns its length then. */
 static int64_t copy_block(const blocks *G, int64_t index, float *g) {
@@ -37,33 +40,52 @@ static int64_t copy_block(const blocks *G, int64_t index, float *g) {
     return width;
 }
 
-/* Two rows times four, of which `count` are there. */
-static void dots(const float *a, const float *b, int64_t width, int64_t count, double *first, double *second) {
-    lanes s[4] = {{0}}, t[4] = {{0}};
-    const float *row[4];
-    for (int64_t k = 0; k < 4; k++) row[k] = b + (k < count ? k : 0) * width;
-    for (int64_t j = 0; j < width; j += LANES) {
-        lanes x = load(a + j), y = load(a + width + j);
-        for (int k = 0; k < 4; k++) {
-            lanes z = load(row[k] + j);
-            s[k] += x * z;
-            t[k] += y * z;
+/* Rows of G as panels of COLUMNS, each column by column; behind the last row zeros. */
+static void pack(const float *g, int64_t m, int64_t stride, int64_t count, float *packed) {
+    for (int64_t top = 0; top < m; top += COLUMNS, packed += CHUNK * COLUMNS, g += COLUMNS * stride)
+        for (int64_t k = 0; k < count; k++) {
+            float *to = packed + k * COLUMNS;
+            if (top + COLUMNS <= m)
+                for (int64_t i = 0; i < COLUMNS; i++) to[i] = g[i * stride + k];
+            else
+                for (int64_t i = 0; i < COLUMNS; i++) to[i] = top + i < m ? g[i * stride + k] : 0;
         }
-    }
-    for (int64_t k = 0; k < count; k++) first[k] = sum_of(s[k]), second[k] = sum_of(t[k]);
 }
 
-/* The upper half of K; `g` has a row to spare behind an odd m. */
-static void gram(const float *g, int64_t m, int64_t width, double *K) {
-    for (int64_t i = 0; i < m; i += 2)
-        for (int64_t j = i; j < m; j += 4) {
-            double first[4], second[4];
-            int64_t count = m - j < 4 ? m - j : 4;
-            dots(g + i * width, g + j * width, width, count, first, second);
-            memcpy(K + i * m + j, first, count * sizeof(double));
-            /* Of the second row the number below the diagonal goes over one that is not used. */
-            if (i + 1 < m) memcpy(K + (i + 1) * m + j, second, count * sizeof(double));
+/* ROWS rows of a panel times all of another, over `count` columns. */
+static inline void multiply(const float *a, const float *b, int64_t count, float *out) {
+    lanes s[ROWS][2] = {{{0}}};
+    for (int64_t k = 0; k < count; k++, a += COLUMNS, b += COLUMNS) {
+        lanes x = load(b), y = load(b + LANES);
+        for (int r = 0; r < ROWS; r++) {
+            s[r][0] += a[r] * x;
+            s[r][1] += a[r] * y;
         }
+    }
+    memcpy(out, s, sizeof s);
+}
+
+/* Adds the products of packed rows to the upper half of K; some below the diagonal too, where nobody looks. */
+static void add_gram(const float *packed, int64_t m, int64_t count, double *K) {
+    for (int64_t right = 0; right < m; right += COLUMNS)
+        for (int64_t top = 0; top < m && top < right + COLUMNS; top += ROWS) {
+            float tile[ROWS][COLUMNS];
+            const float *rows = packed + top / COLUMNS * CHUNK * COLUMNS + top % COLUMNS;
+            multiply(rows, packed + right * CHUNK, count, tile[0]);
+            for (int64_t i = 0; i < least(ROWS, m - top); i++)
+                for (int64_t j = 0; j < least(COLUMNS, m - right); j++) K[(top + i) * m + right + j] += tile[i][j];
+        }
+}
+
+/* The upper half of K: summed in float32 over CHUNK columns, in float64 from one chunk to the next. */
+static void gram(const blocks *G, int64_t index, float *packed, double *K) {
+    const float *g = G->numbers + index * G->between_blocks;
+    memset(K, 0, G->m * G->m * sizeof(double));
+    for (int64_t left = 0; left < G->length; left += CHUNK) {
+        int64_t count = least(CHUNK, G->length - left);
+        pack(g + left, G->m, G->between_rows, count, packed);
+        add_gram(packed, G->m, count, K);
+    }
 }
 
 /* The largest sum of sizes in a row of the symmetric matrix, which no eigenvalue exceeds; infinite if one is not finite. */
@@ -100,7 +122,7 @@ static inline void eliminate(double *S, int64_t m, int64_t first, int64_t last, 
 /* U with UᵀU = S, over the upper half of S, and zeros below; whether S is positive definite. */
 static int cholesky(double *S, int64_t m) {
     for (int64_t top = 0; top < m; top += PANEL) {
-        int64_t end = top + PANEL < m ? top + PANEL : m;
+        int64_t end = least(m, top + PANEL);
         for (int64_t k = top; k < end; k++) {
             double *u = S + k * m;
             eliminate(S, m, top, k, k);
@@ -117,13 +139,13 @@ static int cholesky(double *S, int64_t m) {
 
 /* U of the blocks from `first` to `last`; 0, and U is not to be used, where float32 is not enough by `limit`, or float64.
  *
- * `room` is for (m + 1) rows of a block and m doubles. */
+ * `room` is for m doubles, and CHUNK numbers of as many rows as fill panels. */
 int64_t factor(const blocks *G, double shift, double limit, int64_t first, int64_t last, double *room, double *U) {
     int64_t m = G->m;
-    float *g = (float *)(room + m);
+    float *packed = (float *)(room + m);
     for (int64_t index = first; index < last; index++) {
         double *S = U + index * m * m;
-        gram(g, m, copy_block(G, index, g), S);
+        gram(G, index, packed, S);
         if (!(bound(S, m, room) <= limit)) return 0;
         for (int64_t i = 0; i < m; i++) S[i * m + i] += shift;
         if (!cholesky(S, m)) return 0;
@@ -169,7 +191,7 @@ void squares(const blocks *G, const double *U, int64_t first, int64_t last, floa
         prepare(U + index * m * m, m, L);
         for (int64_t left = 0; left < n; left += STRIP) {
             float w2[STRIP], g2[STRIP];
-            int64_t count = n - left < STRIP ? n - left : STRIP;
+            int64_t count = least(STRIP, n - left);
             substitute(L, m, width, g + left, w2, g2);
             memcpy(whitened + index * n + left, w2, count * sizeof(float));
             memcpy(plain + index * n + left, g2, count * sizeof(float));

@@ -16,7 +16,7 @@ from mfac.native import longs, pointers
 SOURCE = Path(__file__).with_suffix(".c")
 MOST_ROWS = 96  # LAPACK is as fast from there on
 MOST_NUMBERS = 1 << 16  # of a block: all of it stays in the second cache
-STRIP = 64  # columns, as in small_blocks.c
+STRIP, COLUMNS, CHUNK = 64, 16, 128  # as in small_blocks.c
 
 
 class _Blocks(ctypes.Structure):
@@ -42,10 +42,10 @@ class SmallBlocks:
         False, and `out` is not to be used, where a sum of sizes in a row of G Gᵀ is beyond the limit or not finite, or
         the matrix is not positive definite.
         """
-        G, (count, m, length) = _in_rows(G), G.shape
+        G, (count, m, _) = _in_rows(G), G.shape
         U, done = out.transpose(1, 2), []
         assert U.is_contiguous()
-        numbers = m + (m + 1) * _padded(length) // 2 + 1
+        numbers = m + CHUNK * _padded(m, COLUMNS) // 2
 
         def blocks(first: int, last: int) -> None:
             room = torch.empty(numbers, dtype=torch.float64)
@@ -68,7 +68,7 @@ class SmallBlocks:
         whitened, plain = torch.empty(count, length), torch.empty(count, length)
 
         def blocks(first: int, last: int) -> None:
-            room = torch.empty(m * (m + _padded(length)))
+            room = torch.empty(m * (m + _padded(length, STRIP)))
             self._library.squares(
                 ctypes.byref(_described(G)), *pointers(U), *longs(first, last), *pointers(room, whitened, plain)
             )
@@ -86,8 +86,8 @@ def find(count: int, m: int, length: int, dtype: torch.dtype, device: torch.devi
     return None if library is None else SmallBlocks(library)
 
 
-def _padded(length: int) -> int:
-    return -(-length // STRIP) * STRIP
+def _padded(length: int, unit: int) -> int:
+    return -(-length // unit) * unit
 
 
 def _in_rows(G: Float[Tensor, "blocks m length"]) -> Float[Tensor, "blocks m length"]:
