@@ -1,21 +1,26 @@
 """Storages of the window in training: how close the steps are to uncompressed ones, and how well it learns.
 
-    python -m experiments.windows digits     # an MLP on scikit-learn's digits, five seeds: some minutes
-    python -m experiments.windows cifar10    # ResNet20 on CIFAR-10, 400 steps: some hours on one core
-    python -m experiments.windows stsb       # MiniLM (17 million weights) on STS-B of GLUE, one epoch: an hour or two
+    python -m experiments.windows digits     # an MLP on scikit-learn's digits: some minutes
+    python -m experiments.windows cifar10    # ResNet20 on a quarter of CIFAR-10, three epochs: 80 minutes of one core
+    python -m experiments.windows sst2       # MiniLM on SST-2 of GLUE, 100 steps: 20 minutes of one core
+    python -m experiments.windows table      # what was measured
+
+All with five seeds; `--seeds 1 2` does some of them, and may run beside another that does the rest.
 
 Two things are measured. `run`: the whole training with each storage, as experiments.optimizers does it (its M-FAC
-setting, a cosine schedule): last loss and accuracy. `steps`: training goes on with float32 rows, and every storage sees
-the same gradients beside it; the cosine between its step and the uncompressed one, and the ratio of their lengths.
-A top-k step is F⁻¹ of the compressed row, most of whose entries are zero: it is meant to be right over many steps, not
-in each. So the cosine between sums of steps, over as many as the window has rows, is there too.
+setting, a cosine schedule), or the recipe `bert`: last loss and accuracy. `steps`: training goes on with float32 rows,
+and every storage sees the same gradients beside it; the cosine between its step and the uncompressed one, and the ratio
+of their lengths. A top-k step is F⁻¹ of the compressed row, most of whose entries are zero: it is meant to be right
+over many steps, not in each. So the cosine between sums of steps, over as many as the window has rows, is there too.
 """
 
 import argparse
 import math
-from collections.abc import Iterable
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import Any
 
 import torch
@@ -23,9 +28,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import mfac
-from experiments import minilm
-from experiments.ledger import Ledger
+from experiments import data
+from experiments.ledger import RESULTS, Ledger
 from experiments.optimizers import TASKS, Task, last_loss, train
+from experiments.recipe import Request
+from experiments.recipes import bert
 from mfac.windows import Window
 
 STORAGES: dict[str, Window] = {
@@ -40,9 +47,13 @@ STORAGES: dict[str, Window] = {
 # Of experiments.optimizers: the settings that its search chose for M-FAC, in the units of normalize="sum".
 SETTINGS: dict[str, dict[str, Any]] = {
     "digits": {"lr": 1.0, "num_grads": 256, "damping": 0.1},
-    "cifar10": {"lr": 1.0, "num_grads": 512, "damping": 512e-5, "weight_decay": 3e-3},
+    "cifar10": {"lr": 1.0, "num_grads": 256, "damping": 512e-5, "weight_decay": 3e-3},
 }
-STEPS = {"digits": 440, "cifar10": 400}
+STEPS = {"digits": 440, "cifar10": 300}
+SEEDS = (1, 2, 3, 4, 5)
+CHOSEN = ("float32", "bfloat16", "int8", "top-k 1 %")  # for tasks that take long
+IMAGES = 12_800  # of CIFAR-10, a hundred batches
+SST2_RATE = 0.3  # what the recipe's search chose
 
 
 def optimizer_of(name: str, params: Iterable[Tensor], window: Window) -> mfac.MFAC:
@@ -92,9 +103,8 @@ def follow(name: str, task: Task, steps: int, seed: int) -> dict[str, Any]:
     for t, (inputs, labels) in enumerate(islice(task.batches(seed), steps), 1):
         model.zero_grad()
         F.cross_entropy(model(inputs), labels).backward()
-        weights = torch.nn.utils.parameters_to_vector(params).detach()
-        gradient = torch.cat([p.grad.flatten() for p in params if p.grad is not None])
-        gradient += settings.get("weight_decay", 0.0) * weights
+        decay = settings.get("weight_decay", 0.0)
+        gradient = torch.cat([(p.grad + decay * p.detach()).flatten() for p in params if p.grad is not None])
         step = reference.update_and_apply(gradient)
         total += step
         whole = t % settings["num_grads"] == 0 or t == steps
@@ -103,64 +113,93 @@ def follow(name: str, task: Task, steps: int, seed: int) -> dict[str, Any]:
         if whole:
             total.zero_()
         lr = settings["lr"] * (1 + math.cos(math.pi * (t - 1) / steps)) / 2
-        torch.nn.utils.vector_to_parameters(weights - lr * step, params)
+        with torch.no_grad():
+            for p, change in zip(params, step.split([p.numel() for p in params]), strict=True):
+                p.sub_(lr * change.view_as(p))
     return {key: follower.record() for key, follower in followers.items()}
 
 
-def measure(name: str) -> None:
+def build(name: str) -> Task:
+    """A task of experiments.optimizers; CIFAR-10 with a part of its images, and one test at the end."""
+    task: Task = TASKS[name][0]()
+    if name != "cifar10":
+        return task
+    images, labels = data.load_cifar10("train")
+
+    def batches(seed: int) -> Iterable[tuple[Tensor, Tensor]]:
+        part = data.ImageBatches(images[:IMAGES], labels[:IMAGES], 128, data.CIFAR10, seed=seed, augment=True)
+        return chain.from_iterable(repeat(part))
+
+    return replace(task, batches=batches, test_every=STEPS[name])
+
+
+def measure(name: str, seeds: Sequence[int]) -> None:
     """The steps of one run, and the runs of every storage and seed."""
-    task, steps = TASKS[name][0](), STEPS[name]
-    ledger = Ledger(f"windows_{name}", f"python -m experiments.windows {name}")
-    followed = ledger.cell("steps, seed 1", partial(follow, name, task, steps, 1))
-    for key, record in followed.items():
-        tail = record["cosines"][len(record["cosines"]) // 2 :]
-        print(f"{key}: cosine {sum(tail) / len(tail):.4f} on average, {min(tail):.4f} at least, of sums", end=" ")
-        print(record["cosines_of_sums"])
-    for key, window in STORAGES.items():
-        runs = []
-        for seed in range(1, task.seeds + 1):
-            make = partial(optimizer_of, name, window=window)
-            runs.append(ledger.cell(f"run, {key}, seed {seed}", partial(train, task, make, steps, seed)))
-        losses, accuracies = [last_loss(run) for run in runs], [run["tests"][-1][1] for run in runs]
-        spread = torch.tensor(accuracies).std().item() if len(runs) > 1 else float("nan")
-        mean = sum(losses) / len(losses), sum(accuracies) / len(runs)
-        print(f"{key}: loss {mean[0]:.4f} ({min(losses):.4f} to {max(losses):.4f}), {mean[1]:.2f} % ± {spread:.2f}")
+    task, steps = build(name), STEPS[name]
+    ledger = ledger_of(name)
+    if SEEDS[0] in seeds:
+        ledger.cell(f"steps, seed {SEEDS[0]}", partial(follow, name, task, steps, SEEDS[0]))
+    for seed in seeds:
+        for key in STORAGES if name == "digits" else CHOSEN:
+            make = partial(optimizer_of, name, window=STORAGES[key])
+            ledger.cell(f"run, {key}, seed {seed}", partial(train, task, make, steps, seed))
 
 
-def train_sentences(window: Window, num_grads: int, lr: float = 0.5, damping: float = 0.1) -> dict[str, Any]:
-    """One epoch of STS-B: cosines of sentence pairs against their scores, and the rank correlation on the dev set."""
-    torch.manual_seed(0)
-    model, batches, dev = minilm.load(), minilm.pairs("train", 32), minilm.pairs("dev", 64)
-    optimizer = mfac.MFAC(model.parameters(), lr, num_grads, damping, normalize="sum", window=window)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: (1 + math.cos(math.pi * t / len(batches))) / 2)
-    before, losses = minilm.spearman(model, dev), []
-    for i in torch.randperm(len(batches), generator=torch.Generator().manual_seed(1)).tolist():
-        inputs, scores = batches[i]
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(*inputs), scores)
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        losses.append(round(loss.item(), 5))
-    return {"before": before, "after": minilm.spearman(model, dev), "losses": losses, "seconds": optimizer.seconds}
+def measure_sentences(seeds: Sequence[int]) -> None:
+    """SST-2 as the recipe `bert` learns it at its small size, with other windows."""
+    ledger, small = ledger_of("sst2"), bert.SIZES["small"]
+    make_model = bert.networks(Request("small", folder=RESULTS))["MiniLM-L3"]
+    for seed in seeds:
+        for key in CHOSEN:
+            settings = replace(small, storage=STORAGES[key])
+            task = bert.glue_task("sst2", settings)
+            run = partial(
+                bert.tuned, key, SST2_RATE, "M-FAC", task, seed, make_model, settings, settings.steps
+            )  # fmt: skip
+            ledger.cell(f"run, {key}, seed {seed}", run)
 
 
-def sentences() -> None:
-    """Windows that fit 8 GiB: of 32 gradients in float32, of up to 512 in the others."""
-    ledger = Ledger("windows_stsb", "python -m experiments.windows stsb")
-    for key, num_grads in (("float32", 32), ("int8", 32), ("int8", 256), ("top-k 1 %", 32), ("top-k 1 %", 512)):
-        run = ledger.cell(f"{key}, m {num_grads}", partial(train_sentences, STORAGES[key], num_grads))
-        print(f"{key}, m = {num_grads}: rank correlation {run['before']:.4f} before, {run['after']:.4f} after")
+def ledger_of(name: str) -> Ledger:
+    return Ledger(f"windows_{name}", f"python -m experiments.windows {name}")
+
+
+def table() -> None:
+    """Means over seeds of all that was measured, and the cosines."""
+    for name in (*SETTINGS, "sst2"):
+        cells = ledger_of(name).cells
+        for key, record in cells.get(f"steps, seed {SEEDS[0]}", {}).items():
+            tail = record["cosines"][len(record["cosines"]) // 2 :]
+            print(f"{name}, {key}: cosine {sum(tail) / len(tail):.4f} on average, {min(tail):.4f} at least", end=", ")
+            print(f"of sums {record['cosines_of_sums']}")
+        for key in STORAGES:
+            runs = [run for title, run in cells.items() if title.startswith(f"run, {key}, seed")]
+            if runs:
+                losses, accuracies = [last_loss(run) for run in runs], [accuracy_of(run) for run in runs]
+                told = "{:.4f} ± {:.4f}, {:.2f} ± {:.2f} %".format(*figures(losses), *figures(accuracies))
+                print(f"{name}, {key}, {len(runs)} seeds: {told}")
+
+
+def accuracy_of(run: dict[str, Any]) -> float:
+    """Of the last test, in per cent."""
+    last = run["tests"][-1]
+    return float(last["accuracy"] if isinstance(last, dict) else last[1])
+
+
+def figures(values: list[float]) -> tuple[float, float]:
+    """Mean and deviation."""
+    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else math.nan
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=[*SETTINGS, "stsb"])
-    task = parser.parse_args().task
-    if task == "stsb":
-        sentences()
-    else:
-        measure(task)
+    parser.add_argument("task", choices=[*SETTINGS, "sst2", "table"])
+    parser.add_argument("--seeds", nargs="+", type=int, choices=SEEDS, default=SEEDS)
+    arguments = parser.parse_args()
+    if arguments.task == "sst2":
+        measure_sentences(arguments.seeds)
+    elif arguments.task != "table":
+        measure(arguments.task, arguments.seeds)
+    table()
 
 
 if __name__ == "__main__":

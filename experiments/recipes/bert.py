@@ -38,6 +38,7 @@ from mfac.gradients import model_loss
 from mfac.tasks.correlations import pearson, spearman
 from mfac.tasks.minilm import tokenizer
 from mfac.tasks.sentence_batches import SentenceBatches, Tokens, encode
+from mfac.windows import Window
 
 RATES = {"Adam": (2e-5, 1e-4, 3e-4), "M-FAC": (0.1, 0.3, 1.0)}
 DAMPING = 1e-3
@@ -66,7 +67,7 @@ class Settings:
     dev: int | None = None
     train: int | None = None
     rates: int = 3
-    storage: torch.dtype = torch.float32  # of the window
+    storage: Window = torch.float32  # of its rows
 
 
 SIZES = {
@@ -209,7 +210,7 @@ def tuned(
     return training.run() | {"lr": lr, "window": window if optimizer == "M-FAC" else None}
 
 
-def make_optimizer(name: str, model: nn.Module, lr: float, window: int, storage: torch.dtype) -> torch.optim.Optimizer:
+def make_optimizer(name: str, model: nn.Module, lr: float, window: int, storage: Window) -> torch.optim.Optimizer:
     """Of the weights that are not frozen."""
     trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     if name == "Adam":
