@@ -67,5 +67,6 @@ def bars(path: Path, groups: dict[str, dict[str, float]], *, y: str, title: str,
         axis.bar_label(drawn, fmt="%.3g", fontsize=7)
     axis.set_xticks(range(len(groups)), list(groups), fontsize=8)
     axis.set(ylabel=y, title=title, **axes)
-    axis.legend(fontsize=8)
+    axis.margins(y=0.2)  # room for the legend above the bars
+    axis.legend(fontsize=8, ncols=4, loc="upper center")
     return save(figure, path)
