@@ -34,7 +34,7 @@ bench: $(READY)  ## measure against the paper's algorithms, what one would take 
 	$(BIN)/python benchmarks/run.py
 
 experiments-small: $(READY)  ## the paper's tables and figures at a size for two cores; goes on where it was stopped
-	$(TEST_ENV) $(BIN)/python -m experiments run all --size small
+	$(TEST_ENV) $(BIN)/python -m experiments run all --size small --jobs 2
 
 dist: $(READY)  ## build the wheel, install it into an empty environment and import it
 	rm -rf dist build

@@ -2,12 +2,17 @@
 
 python -m experiments list                                # what there is, and what was run
 python -m experiments run table2                          # at a size for two cores, 20 minutes at most
+python -m experiments run table2 --jobs 2                 # in two processes of one thread each, which share the rows
 python -m experiments run all                             # all of them, one after the other; what is done is skipped
 python -m experiments run table3 --size full --images IMAGENET --checkpoint resnet50.pt
 python -m experiments plot table2                         # the picture and the table of what was measured
 """
 
 import argparse
+import os
+import subprocess
+import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -27,13 +32,14 @@ def main(argv: list[str] | None = None) -> None:
         getattr(arguments, "only", ""),
         getattr(arguments, "images", None),
         getattr(arguments, "checkpoint", None),
+        getattr(arguments, "shared", None),
     )
     if arguments.what == "plot":
         print(RECIPES[arguments.recipe].plot(request))
     elif arguments.recipe == "all":
-        run_all(request)
+        run_all(request, arguments.jobs)
     else:
-        run_one(arguments.recipe, request)
+        run_one(arguments.recipe, request, arguments.jobs)
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -51,7 +57,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     for verb in (run, plot):
         verb.add_argument("--size", choices=SIZES, default="small")
         verb.add_argument("--folder", type=Path, help="of the results; default: experiments/results")
-    run.add_argument("--only", default="", help="rows with this in their name: two processes can share the work")
+    run.add_argument("--only", default="", help="rows with this in their name")
+    run.add_argument("--jobs", type=int, default=1, help="processes of one thread each, that share the rows")
+    run.add_argument("--shared", type=Path, help=argparse.SUPPRESS)  # how such a process is told who does what
     run.add_argument("--images", type=Path, help="ImageNet: a folder with train/CLASS and val/CLASS")
     run.add_argument("--checkpoint", type=Path, help="of a trained model, for sizes that start from one")
     return parser.parse_args(argv)
@@ -63,11 +71,13 @@ def finished(request: Request) -> Ledger:
     return Ledger(f"runs_{request.size}", f"python -m experiments run all --size {request.size}", request.folder)
 
 
-def run_one(name: str, request: Request) -> None:
+def run_one(name: str, request: Request, jobs: int = 1) -> None:
     """One recipe and its plot; noted as finished if all of it was asked for."""
     began = time.perf_counter()
+    if jobs > 1:
+        run_in_processes(name, request, jobs)
     RECIPES[name].run(request)
-    if request.only:
+    if request.only or request.shared:
         return
     seconds = round(time.perf_counter() - began, 1)
     ledger = finished(request)
@@ -78,7 +88,30 @@ def run_one(name: str, request: Request) -> None:
     print(f"{name}: {RECIPES[name].plot(request)}, {seconds:.0f} s", flush=True)
 
 
-def run_all(request: Request) -> None:
+def run_in_processes(name: str, request: Request, jobs: int) -> None:
+    """The rows of a recipe, each by the next process that is free, in one file of results.
+
+    Raises:
+        RuntimeError: one of them failed; what the others have measured is saved.
+    """
+    given = {"--only": request.only, "--images": request.images, "--checkpoint": request.checkpoint}
+    command = [sys.executable, "-m", "experiments", "run", name, "--size", request.size, "--folder", request.folder]
+    command += [part for option, value in given.items() if value for part in (option, value)]
+    alone = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory(prefix="mfac-rows-") as shared:
+        workers = [subprocess.Popen([*command, "--shared", shared], env=os.environ | alone) for _ in range(jobs)]
+        try:
+            codes = [worker.wait() for worker in workers]
+        except BaseException:
+            for worker in workers:
+                worker.terminate()
+                worker.wait()
+            raise
+    if any(codes):
+        raise RuntimeError(f"a process that worked on {name} ended with {max(codes, key=abs)}; see its message above")
+
+
+def run_all(request: Request, jobs: int = 1) -> None:
     """One after the other; what has finished before is skipped, and a failure does not stop the others."""
     began = time.perf_counter()
     failed = []
@@ -90,7 +123,7 @@ def run_all(request: Request) -> None:
         spent = (time.perf_counter() - began) / 60
         print(f"{place}, {recipe.title}; {spent:.0f} minutes so far, about {recipe.minutes} for this", flush=True)
         try:
-            run_one(name, request)
+            run_one(name, request, jobs)
         except Exception as error:  # the others are worth having
             failed.append(name)
             print(f"{place} failed: {type(error).__name__}: {error}", flush=True)

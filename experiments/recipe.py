@@ -1,10 +1,11 @@
 """What a recipe is, what it is asked for, and how its results are kept."""
 
+import hashlib
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ class Request:
     Args:
         size: "full" is the paper's, "small" takes two cores 20 minutes at most, "smoke" seconds.
         folder: of the results.
-        only: rows whose name has this in it; two processes with different ones share one file of results.
+        only: rows whose name has this in it.
         images: ImageNet, a folder with `train` and `val`.
         checkpoint: of a trained model.
+        shared: a folder where processes that work on the same recipe note who does which row; None: alone.
     """
 
     size: str
@@ -31,14 +33,25 @@ class Request:
     only: str = ""
     images: Path | None = None
     checkpoint: Path | None = None
+    shared: Path | None = None
+    _mine: set[str] = field(default_factory=set, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.size not in SIZES:
             raise ValueError(f"size must be one of {', '.join(SIZES)}, not {self.size!r}")
 
     def wants(self, row: str) -> bool:
-        """Whether a row is asked for."""
-        return self.only in row
+        """Whether a row is asked for, and no other process has it."""
+        return self.only in row and (self.shared is None or row in self._mine or self._take(row))
+
+    def _take(self, row: str) -> bool:
+        assert self.shared is not None
+        try:
+            (self.shared / hashlib.sha256(row.encode()).hexdigest()).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        self._mine.add(row)
+        return True
 
     def image_folder(self, split: str) -> Path:
         """`train` or `val` of ImageNet.
@@ -68,7 +81,7 @@ class Recipe:
     Args:
         name: of the command `python -m experiments run NAME`.
         title: what it shows.
-        run: does it, cell by cell, and goes on where it was interrupted.
+        run: does it, cell by cell, and goes on where it was interrupted; long ones are of rows that the request wants.
         plot: draws a file of results: (request) -> the picture.
         minutes: what "small" takes on two cores, by the processor time that was measured.
     """

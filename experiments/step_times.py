@@ -43,23 +43,26 @@ def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[An
 
 
 def take_turns(steps: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
-    """Processor seconds of every step, one round after the other, behind a first that does not count.
+    """Processor seconds of every step, one round after the other, behind a first that does not count."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for number in range(rounds + 1):
+        for name, step in steps.items():
+            seconds = processor_seconds(step)
+            if number:
+                times[name].append(seconds)
+    return times
 
-    Processor time of one thread, so that what else runs on the machine counts for less; threads are turned off.
-    """
+
+def processor_seconds(step: Callable[[], None]) -> float:
+    """Of one thread, so that what else runs on the machine counts for less; threads are turned off."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    times: dict[str, list[float]] = {name: [] for name in steps}
     try:
-        for number in range(rounds + 1):
-            for name, step in steps.items():
-                began = time.process_time()
-                step()
-                if number:
-                    times[name].append(round(time.process_time() - began, 5))
+        began = time.process_time()
+        step()
+        return round(time.process_time() - began, 5)
     finally:
         torch.set_num_threads(threads)
-    return times
 
 
 def overheads(times: dict[str, list[float]], reference: str) -> dict[str, dict[str, Any]]:

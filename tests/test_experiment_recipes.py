@@ -259,3 +259,29 @@ def test_the_command_line_lists_what_there_is(capsys):
     assert all(f"{name} " in out for name in RECIPES)
     with pytest.raises(SystemExit):
         command.main(["run", "table9"])
+
+
+def test_rows_are_done_by_one_process_each(tmp_path):
+    one, other = (Request("smoke", tmp_path, only="row", shared=tmp_path) for _ in range(2))
+    assert one.wants("row 1")
+    assert not other.wants("row 1")
+    assert one.wants("row 1")  # it asks again, and still has it
+    assert other.wants("row 2")
+    assert not other.wants("something else")
+    assert Request("smoke", tmp_path).wants("row 1")
+
+
+@needs_data
+def test_processes_share_a_recipe(tmp_path, capfd):
+    command.main(["run", "cosine_similarity", "--size", "smoke", "--folder", str(tmp_path), "--jobs", "2"])
+    begun = [line for line in capfd.readouterr().out.splitlines() if line.endswith(" ...")]
+    assert len(begun) == len(set(begun)) > 0
+    cells = json.loads((tmp_path / "cosine_similarity_smoke.json").read_text())["cells"]
+    assert {f"{key} ..." for key in (*cells, "cosine_similarity")} == set(begun)  # the last notes that it is finished
+    assert "cosine_similarity" in json.loads((tmp_path / "runs_smoke.json").read_text())["cells"]
+
+
+def test_a_process_that_fails_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.setattr(command.sys, "executable", "false")
+    with pytest.raises(RuntimeError, match="worked on table2 ended with 1"):
+        command.run_one("table2", Request("smoke", tmp_path), jobs=2)

@@ -65,7 +65,8 @@ def run(request: Request) -> None:
     for optimizer in ("SGD", "M-FAC"):
         if request.wants(optimizer):
             results.cell(optimizer, lambda o=optimizer: tuned(o, make_model(), masks, batches, test, settings))
-    results.cell("overhead", lambda: overhead(make_model, masks, batches, settings))
+    if request.wants("overhead"):
+        results.cell("overhead", lambda: overhead(make_model, masks, batches, settings))
 
 
 def make_optimizer(name: str, model: nn.Module, masks: dict[str, Tensor], window: int) -> torch.optim.Optimizer:

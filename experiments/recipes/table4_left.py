@@ -2,12 +2,13 @@
 
 Small: a search of three learning rates for every optimizer (the paper's, a third and three times it; 40 steps each),
 then 120 steps with the best, one seed, ResNet20 only, batches of 128 for K-FAC too; overheads for both networks, in one
-run, the optimizers taking turns. 20 minutes on two cores, with --only for half of the optimizers on each; so few steps
-say who starts fast, not who ends where.
+run, the optimizers taking turns. 20 minutes on two cores with --jobs 2; so few steps say who starts fast, not who ends
+where.
 Full: 164 epochs, the paper's hyper-parameters, a search over its seven weight decays for every optimizer that has one
 (those without get seven learning rates around the paper's), then five seeds; resumable after each epoch.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from experiments.cifar_images import cifar10
 from experiments.contenders import WEIGHT_DECAYS, Contender, resnet_contenders
 from experiments.recipe import Recipe, Request, Results
 from experiments.resnet import ResNet
-from experiments.step_times import overheads, step_of, take_turns
+from experiments.step_times import overheads, processor_seconds, step_of, take_turns
 from experiments.training import Training, cosine, drops, last_loss
 
 PAPER = {
@@ -62,18 +63,20 @@ def run(request: Request) -> None:
     results, settings = Results("table4_left", request), SIZES[request.size]
     entered = {d: {label: c.settings() for label, c in entrants(d, settings).items()} for d in settings.timed_depths}
     results.settings(**vars(settings), contenders=entered)
-    for depth in settings.timed_depths:
-        if request.wants(f"overheads, ResNet{depth}"):
-            results.cell(f"overheads, ResNet{depth}", lambda depth=depth: timed(depth, settings))
     for depth in settings.depths:
         for label, contender in entrants(depth, settings).items():
             if request.wants(label):
                 compete(results, f"ResNet{depth}, {label}", depth, contender, settings)
+    for depth in settings.timed_depths:
+        if request.wants(f"overheads, ResNet{depth}"):
+            results.cell(f"overheads, ResNet{depth}", lambda depth=depth: timed(depth, settings))
 
 
 def entrants(depth: int, settings: Settings) -> dict[str, Contender]:
     """The paper's, with smaller batches and windows where the size says so."""
     found = resnet_contenders(depth)
+    # The longest first, so that processes that share the rows end together.
+    found = {label: found[label] for label in sorted(found, key=lambda label: label != "AdaHessian")}
     if settings.batch_size:
         found = {label: replace(c, batch_size=settings.batch_size) for label, c in found.items()}
     if settings.window:
@@ -131,10 +134,12 @@ def timed(depth: int, settings: Settings) -> dict[str, Any]:
     small = {"SGD": found["SGD"], "Adam": found["Adam"], "AdamW": found["AdamW"], "GGT": found["GGT"],
              "GGT, 512 gradients": replace(found["GGT"], num_grads=512), "AdaHessian": found["AdaHessian"],
              "M-FAC": found["M-FAC"], "K-FAC, batches of 128": found["K-FAC"], LOOKING: looking}  # fmt: skip
-    large = {"SGD": found["SGD"], "K-FAC": found["K-FAC"], LOOKING: looking}
-    times = _turns(depth, small, usual, settings, settings.rounds)
+    times = take_turns(_steps(depth, small, usual, settings), settings.rounds)
     # Large batches vary less. In a smoke test one image more, so that both ways are tried.
-    wide = _turns(depth, large, 1000 if usual == 128 else usual + 1, settings, max(1, settings.rounds // 3))
+    large = {label: found[label] for label in ("SGD", "K-FAC")}
+    steps = _steps(depth, large, 1000 if usual == 128 else usual + 1, settings)
+    first = processor_seconds(steps["K-FAC"])  # looks at the factors, as every tenth from there on
+    wide = take_turns(steps, max(1, settings.rounds // 3)) | {LOOKING: [first]}
     return {
         "batches of 128": spread(overheads(times, "SGD"), "K-FAC, batches of 128", found["K-FAC"].every),
         "batches of 1000": spread(overheads(wide, "SGD"), "K-FAC", found["K-FAC"].every),
@@ -149,18 +154,16 @@ def spread(found: dict[str, Any], name: str, every: int) -> dict[str, Any]:
     return found | {name: {key: round((rare[key] + (every - 1) * usual[key]) / every, 4) for key in usual}}
 
 
-def _turns(
-    depth: int, entered: dict[str, Contender], batch: int, settings: Settings, rounds: int
-) -> dict[str, list[float]]:
+def _steps(depth: int, entered: dict[str, Contender], batch: int, settings: Settings) -> dict[str, Callable[[], None]]:
     batches = data.ImageBatches(*cifar10("train"), batch, data.CIFAR10, seed=3, augment=True)
-    few = [pair for pair, _ in zip(batches, range(rounds + 1), strict=False)]
+    few = [pair for pair, _ in zip(batches, range(settings.rounds + 1), strict=False)]
     steps = {}
     for label, contender in entered.items():
         torch.manual_seed(0)
         model = ResNet(depth, projection=False).to(memory_format=torch.channels_last)
         contender = contender if settings.window is None else replace(contender, num_grads=settings.window)
         steps[label] = step_of(model, contender.make(model), few)
-    return take_turns(steps, rounds)
+    return steps
 
 
 def plot(request: Request) -> Path:

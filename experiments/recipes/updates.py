@@ -21,8 +21,9 @@ UPDATES = {"none": "no update", "obs": "simultaneous OBS", "joint": "joint remov
 def run(request: Request) -> None:
     num_grads, images = SIZES[request.size]
     if request.size != "smoke":
-        rows = ("--only", request.only) if request.only else ()
-        run_module("one_shot_pruning", "updates", "--num-grads", str(num_grads), "--test-images", str(images), *rows)
+        size = ("--num-grads", str(num_grads), "--test-images", str(images))
+        for row in filter(request.wants, (*UPDATES, "joint, statistics left")):
+            run_module("one_shot_pruning", "updates", *size, "--only", row)
         return
     request.folder.mkdir(parents=True, exist_ok=True)
     ledger = Ledger("one_shot_updates", "", request.folder)
