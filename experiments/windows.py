@@ -54,7 +54,7 @@ SEEDS = (1, 2, 3, 4, 5)
 CHOSEN = ("float32", "bfloat16", "int8", "top-k 1 %")  # for tasks that take long
 IMAGES = 12_800  # of CIFAR-10, a hundred batches
 SST2 = replace(bert.SIZES["small"], steps=100, window=64, dev=400)
-SST2_RATE = 0.3  # what the recipe's search chose
+SST2_RATE = 0.3  # the lowest loss after 50 steps, of 0.1, 0.3 and 1
 
 
 def optimizer_of(name: str, params: Iterable[Tensor], window: Window) -> mfac.MFAC:

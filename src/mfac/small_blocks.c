@@ -30,16 +30,6 @@ static inline lanes load(const float *at) {
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* Row by row, each with zeros up to a multiple of STRIP; returns its length then. */
-static int64_t copy_block(const blocks *G, int64_t index, float *g) {
-    int64_t width = (G->length + STRIP - 1) / STRIP * STRIP;
-    for (int64_t i = 0; i < G->m; i++) {
-        memcpy(g + i * width, G->numbers + index * G->between_blocks + i * G->between_rows, G->length * sizeof(float));
-        memset(g + i * width + G->length, 0, (width - G->length) * sizeof(float));
-    }
-    return width;
-}
-
 /* Rows of G as panels of COLUMNS, each column by column; behind the last row zeros. */
 static void pack(const float *g, int64_t m, int64_t stride, int64_t count, float *packed) {
     for (int64_t top = 0; top < m; top += COLUMNS, packed += CHUNK * COLUMNS, g += COLUMNS * stride)
@@ -161,38 +151,52 @@ static void prepare(const double *U, int64_t m, float *L) {
     }
 }
 
-/* W = L⁻¹ G over STRIP columns of G, which it replaces, and the sums of squares of both over the rows. */
-static void substitute(const float *L, int64_t m, int64_t width, float *g, float *whitened, float *plain) {
+/* Some of STRIP columns of G, zeros where the others would be. */
+static void copy_strip(const float *g, int64_t m, int64_t stride, int64_t count, float *strip) {
+    for (int64_t i = 0; i < m; i++) {
+        memcpy(strip + i * STRIP, g + i * stride, count * sizeof(float));
+        memset(strip + i * STRIP + count, 0, (STRIP - count) * sizeof(float));
+    }
+}
+
+/* W = L⁻¹ G over STRIP columns, and the sums of squares of both over the rows; W may be where G is. */
+static void substitute(
+    const float *L, int64_t m, const float *g, int64_t stride, float *W, float *whitened, float *plain
+) {
     lanes w2[VECTORS] = {{0}}, g2[VECTORS] = {{0}};
     for (int64_t i = 0; i < m; i++) {
         lanes sum[VECTORS];
         for (int v = 0; v < VECTORS; v++) {
-            sum[v] = load(g + i * width + v * LANES);
+            sum[v] = load(g + i * stride + v * LANES);
             g2[v] += sum[v] * sum[v];
         }
         for (int64_t j = 0; j < i; j++)
-            for (int v = 0; v < VECTORS; v++) sum[v] += L[i * m + j] * load(g + j * width + v * LANES);
+            for (int v = 0; v < VECTORS; v++) sum[v] += L[i * m + j] * load(W + j * STRIP + v * LANES);
         for (int v = 0; v < VECTORS; v++) {
             sum[v] *= L[i * m + i];
             w2[v] += sum[v] * sum[v];
-            memcpy(g + i * width + v * LANES, &sum[v], sizeof sum[v]);
+            memcpy(W + i * STRIP + v * LANES, &sum[v], sizeof sum[v]);
         }
     }
     memcpy(whitened, w2, sizeof w2);
     memcpy(plain, g2, sizeof g2);
 }
 
-/* Column sums of W² and of G² of the blocks from `first` to `last`; `room` is for m rows of a block and m x m numbers. */
+/* Column sums of W² and of G² of the blocks from `first` to `last`; `room` is for m x m numbers and m rows of a strip. */
 void squares(const blocks *G, const double *U, int64_t first, int64_t last, float *room, float *whitened, float *plain) {
     int64_t m = G->m, n = G->length;
-    float *L = room, *g = room + m * m;
+    float *L = room, *W = room + m * m;
     for (int64_t index = first; index < last; index++) {
-        int64_t width = copy_block(G, index, g);
         prepare(U + index * m * m, m, L);
         for (int64_t left = 0; left < n; left += STRIP) {
+            const float *g = G->numbers + index * G->between_blocks + left;
+            int64_t stride = G->between_rows, count = least(STRIP, n - left);
             float w2[STRIP], g2[STRIP];
-            int64_t count = least(STRIP, n - left);
-            substitute(L, m, width, g + left, w2, g2);
+            if (count < STRIP) {
+                copy_strip(g, m, stride, count, W);
+                g = W, stride = STRIP;
+            }
+            substitute(L, m, g, stride, W, w2, g2);
             memcpy(whitened + index * n + left, w2, count * sizeof(float));
             memcpy(plain + index * n + left, g2, count * sizeof(float));
         }

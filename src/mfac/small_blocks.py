@@ -45,7 +45,7 @@ class SmallBlocks:
         G, (count, m, _) = _in_rows(G), G.shape
         U, done = out.transpose(1, 2), []
         assert U.is_contiguous()
-        numbers = m + CHUNK * _padded(m, COLUMNS) // 2
+        numbers = m + CHUNK * COLUMNS * -(-m // COLUMNS) // 2
 
         def blocks(first: int, last: int) -> None:
             room = torch.empty(numbers, dtype=torch.float64)
@@ -68,7 +68,7 @@ class SmallBlocks:
         whitened, plain = torch.empty(count, length), torch.empty(count, length)
 
         def blocks(first: int, last: int) -> None:
-            room = torch.empty(m * (m + _padded(length, STRIP)))
+            room = torch.empty(m * (m + STRIP))
             self._library.squares(
                 ctypes.byref(_described(G)), *pointers(U), *longs(first, last), *pointers(room, whitened, plain)
             )
@@ -84,10 +84,6 @@ def find(count: int, m: int, length: int, dtype: torch.dtype, device: torch.devi
         return None
     library = native.compiled(SOURCE)
     return None if library is None else SmallBlocks(library)
-
-
-def _padded(length: int, unit: int) -> int:
-    return -(-length // unit) * unit
 
 
 def _in_rows(G: Float[Tensor, "blocks m length"]) -> Float[Tensor, "blocks m length"]:
