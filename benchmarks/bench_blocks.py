@@ -1,4 +1,10 @@
-"""Static set-up and diagonal in blocks: against the paper's Algorithm 3, run on all blocks at once."""
+"""Static set-up and diagonal in blocks: against the paper's Algorithm 3, run on all blocks at once.
+
+    python benchmarks/bench_blocks.py            # writes benchmarks/results/blocks.json
+    python benchmarks/bench_blocks.py 128 64     # blocks of 128 with 64 gradients, to look at
+"""
+
+import sys
 
 import torch
 
@@ -33,6 +39,9 @@ def blocks(block_size, m, d=270_000):
 
 
 def main():
+    if chosen := [int(argument) for argument in sys.argv[1:]]:
+        show(blocks(*chosen))
+        return
     rows = []
     for block_size, m in ((128, 64), (2048, 400), (128, 1024)):
         rows.append(blocks(block_size, m))
