@@ -1,7 +1,7 @@
 """Static set-up and diagonal in blocks: against the paper's Algorithm 3, run on all blocks at once.
 
-    python benchmarks/bench_blocks.py            # writes benchmarks/results/blocks.json
-    python benchmarks/bench_blocks.py 128 64     # blocks of 128 with 64 gradients, to look at
+python benchmarks/bench_blocks.py            # writes benchmarks/results/blocks.json
+python benchmarks/bench_blocks.py 128 64     # blocks of 128 with 64 gradients, to look at
 """
 
 import sys
