@@ -1,9 +1,11 @@
 """Results, saved cell by cell, so that a recipe that was interrupted goes on with the cells that are missing."""
 
 import datetime
+import fcntl
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +41,20 @@ class Ledger:
             self.record["cells"] = json.loads(self.path.read_text())["cells"] | self.cells
 
     def _save(self) -> None:
-        self._take_saved()
         self.path.parent.mkdir(exist_ok=True)
-        partial = self.path.with_suffix(".partial")
-        partial.write_text(json.dumps(self.record, indent=1) + "\n")
-        os.replace(partial, self.path)
+        with _alone_in(self.path.parent):
+            self._take_saved()
+            partial = self.path.with_suffix(".partial")
+            partial.write_text(json.dumps(self.record, indent=1) + "\n")
+            os.replace(partial, self.path)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Other processes wait: between reading a file and writing it anew, nobody else may add a cell."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,28 @@
+"""Results are saved cell by cell, also when several runs share a file."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from experiments.ledger import Ledger
+
+
+def test_a_cell_is_computed_once(tmp_path):
+    assert Ledger("runs", "a command", tmp_path).cell("first", lambda: 1) == 1
+    again = Ledger("runs", "a command", tmp_path)
+    assert again.cell("first", lambda: pytest.fail("it was there")) == 1
+    assert json.loads((tmp_path / "runs.json").read_text())["command"] == "a command"
+
+
+def test_nothing_is_lost_between_runs_that_share_a_file(tmp_path):
+    def add(name):
+        ledger = Ledger("runs", "", tmp_path)
+        for i in range(30):
+            ledger.cell(f"{name}, {i}", lambda: "x" * 1000)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(add, "abcd"))
+    cells = json.loads((tmp_path / "runs.json").read_text())["cells"]
+    assert set(cells) == {f"{name}, {i}" for name in "abcd" for i in range(30)}
+    assert [path.name for path in tmp_path.iterdir()] == ["runs.json"]
