@@ -370,6 +370,7 @@ def prune_in_a_process_of_its_own(rank, store, pipe):
     except RuntimeError as error:
         zeros = sum(int((value == 0).sum()) for value in model.state_dict().values())
         pipe.send((str(error), len(steps), zeros, steps[-1].num_removed))
+    dist.destroy_process_group()  # its threads may not outlive the interpreter
 
 
 def test_a_rank_that_is_killed_ends_the_others(tmp_path):

@@ -42,7 +42,7 @@ def prune_half(model):
     return masks
 
 
-def train(model, optimizer, steps, dtype=torch.float64):
+def train(model, optimizer, steps, dtype=torch.float64, schedule=None):
     losses = []
     for images, labels in batches(steps, dtype):
         optimizer.zero_grad()
@@ -50,6 +50,8 @@ def train(model, optimizer, steps, dtype=torch.float64):
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
+        if schedule is not None:
+            schedule.step()
     return losses
 
 
@@ -228,9 +230,10 @@ def test_preconditioner_then_sgd_is_the_optimizer():
 
 
 def test_it_learns_digits():
-    model = network(torch.float32)
+    """By a schedule of torch's: at a constant rate so large, rounding decides where the last steps end."""
+    model, steps = network(torch.float32), 400
     optimizer = mfac.MFAC(model.parameters(), 0.3, 128, 1e-2, normalize="sum", momentum=0.9)
-    train(model, optimizer, 300, torch.float32)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    train(model, optimizer, steps, torch.float32, schedule)
     images, labels = digits(torch.float32)
-    # With so large a rate the last digits of the products decide whether it is 96.6 or 97.8 %.
-    assert float((model(images).argmax(1) == labels).float().mean()) > 0.95
+    assert float((model(images).argmax(1) == labels).float().mean()) > 0.97
