@@ -5,7 +5,7 @@ import torch
 
 import mfac
 import oracle
-from cases import ROWS, mixed
+from cases import ROWS, mixed, write
 from compiler import needs_compiler
 from mfac import lower_squares, native
 from test_small_blocks import truth
@@ -71,11 +71,17 @@ def test_diagonals_of_any_operator(kind, options, weighted):
     assert oracle.error(op.diagonal(), expected) < bound
 
 
-def test_the_full_matrix_in_pieces(calls):
+def test_the_full_matrix_in_pieces(calls, tmp_path):
+    """Of rows on disk; those in memory are not cut up."""
     G = mixed(40, 500, 0.3)
-    op = mfac.StaticInverseFisher(G, 1e-2, page_size=200)
-    assert oracle.worst(op.diagonal(), truth(G, 1e-2, 500).diagonal()) < 1e-5
-    assert calls == [(1, 40, 200), (1, 40, 200), (1, 40, 100)]
+    for rows, shapes in (
+        (write(G, tmp_path / "rows"), [(1, 40, 200), (1, 40, 200), (1, 40, 100)]),
+        (G, [(1, 40, 500)]),
+    ):
+        calls.clear()
+        op = mfac.StaticInverseFisher(rows, 1e-2, page_size=200)
+        assert oracle.worst(op.diagonal(), truth(G, 1e-2, 500).diagonal()) < 1e-5
+        assert calls == shapes
 
 
 def test_where_it_is_not_for_torch_is_used(calls, monkeypatch):

@@ -6,6 +6,7 @@
 #define ROWS 6 /* of a tile: with two vectors of columns, as many sums as registers hold */
 #define COLUMNS (2 * LANES)
 #define STRIP 64 /* columns that stay in cache while all of L passes */
+#define LINE 16  /* numbers that come from memory together */
 
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 
@@ -26,13 +27,23 @@ void pack(const double *L, int64_t m, float *packed) {
 
 /* COLUMNS columns of X behind one another, zeros where there is none. */
 static void copy_strip(const float *X, int64_t m, int64_t stride, int64_t width, float *strip) {
-    for (int64_t i = 0; i < m; i++)
-        for (int64_t left = 0; left < STRIP; left += COLUMNS) {
+    for (int64_t i = 0; i < m; i++, X += stride)
+        for (int64_t left = 0; left < width; left += COLUMNS) {
             float *to = strip + left * m + i * COLUMNS;
-            int64_t count = width < left ? 0 : least(COLUMNS, width - left);
-            memcpy(to, X + i * stride + left, count * sizeof(float));
+            int64_t count = least(COLUMNS, width - left);
+            if (count == COLUMNS) { /* a size that the compiler knows */
+                memcpy(to, X + left, COLUMNS * sizeof(float));
+                continue;
+            }
+            memcpy(to, X + left, count * sizeof(float));
             memset(to + count, 0, (COLUMNS - count) * sizeof(float));
         }
+}
+
+/* Asks for what copy_strip will read of some rows: it jumps from row to row, and would wait for memory at each. */
+static void fetch(const float *X, int64_t rows, int64_t stride, int64_t width) {
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < width; j += LINE) __builtin_prefetch(X + i * stride + j);
 }
 
 /* Sums of COLUMNS columns of X², each row with its weight. */
@@ -79,6 +90,7 @@ void squares(
         for (int64_t j = 0; j < width; j += COLUMNS) weighted_squares(strip + j * m, m, weights, own + j);
         for (int64_t top = 0; top < m; top += ROWS) {
             int64_t end = least(m, top + ROWS);
+            fetch(X + top * stride + left + STRIP, end - top, stride, least(STRIP, last - left - STRIP));
             for (int64_t j = 0; j < width; j += COLUMNS) add_squares(panel, strip + j * m, end, sums + j);
             panel += ROWS * end;
         }
