@@ -85,7 +85,7 @@ def lstm() -> Case:
 
 CASES: dict[str, Callable[[], Case]] = {"mlp": lenet, "bert_tiny": bert_tiny, "resnet20": resnet, "lstm": lstm}
 REPEATS = {"mlp": 64, "lstm": 4}  # of the batches: enough rows for the time that a call takes besides
-SINGLES = {"mlp": 512}  # rows of a sample each, if not 128
+SINGLES = {"mlp": 512, "lstm": 512}  # rows of a sample each, if not 128: those are over in a blink
 LARGER_BATCHES = (512, 1024)  # of the MLP
 
 

@@ -60,9 +60,9 @@ class Task:
         """Fills one row a batch, one after the other."""
         losses, is_finite = [], True
         with self._seeds as seeds:
-            for position, batch in enumerate(batches):
+            for position, (batch, into) in enumerate(zip(batches, out, strict=True)):
                 seeds.start(self._seed(row + position, 0))
-                loss, surely = loop_gradient(self.model, self.loss_fn, self.layout, batch, out.select(0, position))
+                loss, surely = loop_gradient(self.model, self.loss_fn, self.layout, batch, into)
                 losses.append(loss)
                 is_finite &= surely
         return Filled(losses, is_finite)
