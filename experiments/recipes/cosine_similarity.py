@@ -4,7 +4,7 @@ ResNet20 is trained by M-FAC on CIFAR-10; every so many steps, F⁻¹g of the wi
 old) is compared with F⁻¹g of m gradients taken at the present weights, and that with another m. The gradients have the
 weight decay in them, and are taken on copies of the model in training mode, as the window's are.
 
-Small: windows of 64 and 128 gradients, 384 steps, four comparisons each: 25 minutes of one core. Full has the paper's
+Small: windows of 64 and 128 gradients, 384 steps, four comparisons each: 24 minutes of one core. Full has the paper's
 512 and 64,000 steps.
 """
 
@@ -149,5 +149,5 @@ def plot(request: Request) -> Path:
 
 
 RECIPE = Recipe(
-    "cosine_similarity", "the window's direction against fresh estimates (figure of the appendix)", run, plot, 16
+    "cosine_similarity", "the window's direction against fresh estimates (figure of the appendix)", run, plot, 15
 )
