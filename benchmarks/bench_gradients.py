@@ -262,7 +262,7 @@ def _lines(path: str) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--only", choices=CASES, default=None)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gradients.json")
     parser.add_argument("--memory", choices=["batch", "per_sample"], default=None, help=argparse.SUPPRESS)

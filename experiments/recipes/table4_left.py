@@ -54,7 +54,7 @@ class Settings:
 
 SIZES = {
     "full": Settings((20, 32), (20, 32), 164 * 390, 164 * 390, 5, (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0), True, 20),
-    "small": Settings((20,), (20, 32), 96, 32, 1, (1 / 3, 1.0, 3.0), False, 3, batch_size=128, test_images=5000),
+    "small": Settings((20,), (20, 32), 96, 32, 1, (1 / 3, 1.0, 3.0), False, 6, batch_size=128, test_images=5000),
     "smoke": Settings((8,), (8,), 2, 1, 1, (1.0,), False, 1, window=3, batch_size=4, test_images=100),
 }
 
@@ -67,7 +67,7 @@ def run(request: Request) -> None:
         for label, contender in entrants(depth, settings).items():
             if request.wants(label):
                 compete(results, f"ResNet{depth}, {label}", depth, contender, settings)
-    for depth in settings.timed_depths:
+    for depth in sorted(settings.timed_depths, reverse=True):  # the longest first
         if request.wants(f"overheads, ResNet{depth}"):
             results.cell(f"overheads, ResNet{depth}", lambda depth=depth: timed(depth, settings))
 

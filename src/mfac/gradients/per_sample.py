@@ -178,7 +178,7 @@ def loop_gradient(
     _store(torch.autograd.grad(loss, layout.tensors, allow_unused=True), layout, row)
     # A sum is much cheaper than isfinite, most of all now that the row is in the cache. It can overflow where the row
     # does not, but never the other way round.
-    total = row.sum(dtype=torch.float32 if row.dtype.itemsize < 4 else row.dtype)
+    total = row.sum(dtype=torch.float32) if row.dtype.itemsize < 4 else row.sum()
     value = loss.item()
     return value, math.isfinite(total.item() + value)
 
