@@ -1,6 +1,6 @@
 """What a user would pick instead, side by side on one machine: time, memory and error against float64.
 
-    python benchmarks/bench_peers.py             # d from 1e4 to 1e7, m from 16 to 4096: some 15 minutes on two cores
+    python benchmarks/bench_peers.py             # d from 1e4 to 1e7, m from 16 to 4096: half an hour on two cores
     python benchmarks/bench_peers.py --quick     # a smaller grid: two minutes; written to build/bench only
 
 Every cell of the grid is measured in a process of its own. One that would not fit into memory is not begun, one that
