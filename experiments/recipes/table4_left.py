@@ -2,7 +2,7 @@
 
 Small: a search of three learning rates for every optimizer (the paper's, a third and three times it; 32 steps each),
 then 96 steps with the best, one seed, ResNet20 only, batches of 128 for K-FAC too; overheads for both networks, in one
-run, the optimizers taking turns. 20 minutes on two cores with --jobs 2; so few steps say who starts fast, not who ends
+run, the optimizers taking turns. 19 minutes on two cores with --jobs 2; so few steps say who starts fast, not who ends
 where.
 Full: 164 epochs, the paper's hyper-parameters, a search over its seven weight decays for every optimizer that has one
 (those without get seven learning rates around the paper's), then five seeds; resumable after each epoch.
@@ -204,4 +204,4 @@ def _draw_overheads(axis: Any, results: Results, settings: Settings) -> None:
     axis.legend(fontsize=8)
 
 
-RECIPE = Recipe("table4_left", "optimizers on ResNet20 and 32, accuracy and overhead (table 4, left)", run, plot, 18)
+RECIPE = Recipe("table4_left", "optimizers on ResNet20 and 32, accuracy and overhead (table 4, left)", run, plot, 19)
