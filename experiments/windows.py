@@ -3,9 +3,10 @@
     python -m experiments.windows digits     # an MLP on scikit-learn's digits: some minutes
     python -m experiments.windows cifar10    # ResNet20 on a quarter of CIFAR-10, three epochs: 80 minutes of one core
     python -m experiments.windows sst2       # MiniLM on SST-2 of GLUE, 100 steps: 20 minutes of one core
+    python -m experiments.windows bert_tiny  # BERT-tiny, untrained, on SST-2 with 1,024 gradients; one seed
     python -m experiments.windows table      # what was measured
 
-All with five seeds; `--seeds 1 2` does some of them, and may run beside another that does the rest.
+All others with five seeds; `--seeds 1 2` does some of them, and may run beside another that does the rest.
 
 Two things are measured. `run`: the whole training with each storage, as experiments.optimizers does it (its M-FAC
 setting, a cosine schedule), or the recipe `bert`: last loss and accuracy. `steps`: training goes on with float32 rows,
@@ -30,9 +31,11 @@ from torch.nn import functional as F
 import mfac
 from experiments import data
 from experiments.ledger import RESULTS, Ledger
+from experiments.models.bert import bert_classifier
 from experiments.optimizers import TASKS, Task, last_loss, train
 from experiments.recipe import Request
 from experiments.recipes import bert
+from mfac.runs.environment import process_peak_bytes
 from mfac.windows import Window
 
 STORAGES: dict[str, Window] = {
@@ -55,6 +58,8 @@ CHOSEN = ("float32", "bfloat16", "int8", "top-k 1 %")  # for tasks that take lon
 IMAGES = 12_800  # of CIFAR-10, a hundred batches
 SST2 = replace(bert.SIZES["small"], steps=100, window=64, dev=400)
 SST2_RATE = 0.3  # the lowest loss after 50 steps, of 0.1, 0.3 and 1
+# A window of 18 GB in float32, and more steps than it has rows.
+BERT_TINY = replace(SST2, steps=1100, window=1024, train=20_000)
 
 
 def optimizer_of(name: str, params: Iterable[Tensor], window: Window) -> mfac.MFAC:
@@ -148,14 +153,28 @@ def measure(name: str, seeds: Sequence[int]) -> None:
 
 def measure_sentences(seeds: Sequence[int]) -> None:
     """SST-2 as the recipe `bert` learns it, with other windows."""
-    ledger = ledger_of("sst2")
     make_model = bert.networks(Request("small", folder=RESULTS))["MiniLM-L3"]
     for seed in seeds:
         for key in CHOSEN:
-            settings = replace(SST2, storage=STORAGES[key])
-            task = bert.glue_task("sst2", settings)
-            run = partial(bert.tuned, key, SST2_RATE, "M-FAC", task, seed, make_model, settings, settings.steps)
-            ledger.cell(f"run, {key}, seed {seed}", run)
+            tune("sst2", key, seed, make_model, SST2)
+
+
+def measure_bert_tiny() -> None:
+    """In the storages of which the paper's window leaves room to spare; the smaller first, for its peak."""
+    for key in ("top-k 1 %", "int8"):
+        tune("bert_tiny", key, SEEDS[0], lambda task: bert_classifier("tiny", bert.num_outputs(task)), BERT_TINY)
+
+
+def tune(name: str, key: str, seed: int, make_model: bert.Maker, settings: bert.Settings) -> None:
+    """One run on SST-2, with the most memory that the process has taken so far."""
+    settings = replace(settings, storage=STORAGES[key])
+    task = bert.glue_task("sst2", settings)
+
+    def run() -> dict[str, Any]:
+        record = bert.tuned(key, SST2_RATE, "M-FAC", task, seed, make_model, settings, settings.steps)
+        return record | {"peak_gib": round(process_peak_bytes() / 2**30, 2)}
+
+    ledger_of(name).cell(f"run, {key}, seed {seed}", run)
 
 
 def ledger_of(name: str) -> Ledger:
@@ -164,7 +183,7 @@ def ledger_of(name: str) -> Ledger:
 
 def table() -> None:
     """Means over seeds of all that was measured, and the cosines."""
-    for name in (*SETTINGS, "sst2"):
+    for name in (*SETTINGS, "sst2", "bert_tiny"):
         cells = ledger_of(name).cells
         for key, record in cells.get(f"steps, seed {SEEDS[0]}", {}).items():
             tail = record["cosines"][len(record["cosines"]) // 2 :]
@@ -191,11 +210,13 @@ def figures(values: list[float]) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=[*SETTINGS, "sst2", "table"])
+    parser.add_argument("task", choices=[*SETTINGS, "sst2", "bert_tiny", "table"])
     parser.add_argument("--seeds", nargs="+", type=int, choices=SEEDS, default=SEEDS)
     arguments = parser.parse_args()
     if arguments.task == "sst2":
         measure_sentences(arguments.seeds)
+    elif arguments.task == "bert_tiny":
+        measure_bert_tiny()
     elif arguments.task != "table":
         measure(arguments.task, arguments.seeds)
     table()

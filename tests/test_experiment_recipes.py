@@ -9,7 +9,6 @@ from torch import nn
 
 import mfac
 from experiments import __main__ as command
-from experiments import data
 from experiments.gradual import GradualRun, Plan
 from experiments.imagenet import MODELS
 from experiments.models.mobilenet import MobileNetV1
@@ -17,8 +16,7 @@ from experiments.recipe import Recipe, Request, Results
 from experiments.recipes import RECIPES, bert, mnist_pruning, table1, table2, table3, table4_right
 from experiments.step_times import overheads, take_turns
 from experiments.training import Training, cosine, drops, last_loss
-
-needs_data = pytest.mark.skipif(not data.data_root().exists(), reason="no data under MFAC_DATA")
+from test_experiments import needs_data
 
 
 class Batches:

@@ -1,6 +1,7 @@
 """The comparison of storages: steps beside an uncompressed run, and whole runs, saved so that they go on."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ from torch import nn
 
 from experiments import ledger, windows
 from experiments.optimizers import Task
+from experiments.recipes import bert
+from test_experiments import needs_data
 
 
 @pytest.fixture
@@ -56,3 +59,26 @@ def test_runs_are_saved_and_told(capsys, tmp_path):
     windows.table()
     told = capsys.readouterr().out
     assert all(f"cifar10, {key}, 2 seeds" in told for key in windows.CHOSEN)
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("measure", "name", "storages"),
+    [(lambda: windows.measure_sentences([1]), "sst2", windows.CHOSEN),
+     (windows.measure_bert_tiny, "bert_tiny", ("top-k 1 %", "int8"))],
+    ids=["MiniLM", "BERT-tiny"],
+)  # fmt: skip
+def test_sentences(measure, name, storages, tmp_path, monkeypatch):
+    """Two steps, windows that these fill, and the sentences of the development set: reading all others takes long."""
+    read = bert.examples
+    monkeypatch.setattr(bert, "examples", lambda task, _, settings: read(task, "dev", settings))
+    for settings in ("SST2", "BERT_TINY"):
+        short = replace(getattr(windows, settings), steps=2, window=2, dev=4, train=48, longest=24)
+        monkeypatch.setattr(windows, settings, short)
+    measure()
+    cells = json.loads((tmp_path / f"windows_{name}.json").read_text())["cells"]
+    assert set(cells) == {f"run, {key}, seed 1" for key in storages}
+    for cell in cells.values():
+        assert (len(cell["losses"]), cell["window"], cell["finished"]) == (2, 2, True)
+        assert 0 <= windows.accuracy_of(cell) <= 100
+        assert cell["peak_gib"] > 0.1
