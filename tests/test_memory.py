@@ -1,4 +1,4 @@
-"""Large memory is asked for in large pages, and memory of any size holds what is written to it."""
+"""Large memory is asked for in large pages, small memory is not, and both hold what is written to them."""
 
 import sys
 from pathlib import Path
@@ -41,6 +41,17 @@ def test_large_memory_is_in_large_pages():
     assert "hg" in flags_at(middle(memory.empty(1 << 24, dtype=torch.uint8, device=CPU)))
     window = mfac.DynamicInverseFisher(16, 1 << 18, 1e-3)
     assert "hg" in flags_at(middle(window.rows))
+
+
+def test_small_memory_is_left_alone(monkeypatch):
+    asked = []
+    monkeypatch.setattr(memory, "_madvise", lambda: lambda first, length, _: asked.append((first.value, length.value)))
+    memory.empty(memory.LARGE_PAGE - 1, dtype=torch.uint8, device=CPU)
+    assert asked == []
+    held = memory.empty(4 * memory.LARGE_PAGE, dtype=torch.uint8, device=CPU)
+    [(first, length)] = asked
+    assert first % memory.LARGE_PAGE == length % memory.LARGE_PAGE == 0
+    assert held.data_ptr() <= first < first + length <= held.data_ptr() + held.nbytes
 
 
 @pytest.mark.parametrize("count", [0, 1, memory.LARGE_PAGE - 1, memory.LARGE_PAGE, 3 * memory.LARGE_PAGE + 5])
