@@ -1,5 +1,6 @@
 """Rows filled from batches: one a batch, or one a sample by the faster of two methods that both give the same row."""
 
+import math
 import time
 import warnings
 from collections.abc import Iterable
@@ -58,14 +59,14 @@ class Task:
 
     def loop(self, batches: Iterable[Batch], out: Float[Tensor, "c d"], row: int) -> Filled:
         """Fills one row a batch, one after the other."""
-        losses, is_finite = [], True
+        checks = []
         with self._seeds as seeds:
-            for position, (batch, into) in enumerate(zip(batches, out, strict=True)):
+            for position, (batch, into) in enumerate(zip(batches, out.unbind(), strict=True)):
                 seeds.start(self._seed(row + position, 0))
-                loss, surely = loop_gradient(self.model, self.loss_fn, self.layout, batch, into)
-                losses.append(loss)
-                is_finite &= surely
-        return Filled(losses, is_finite)
+                checks.append(loop_gradient(self.model, self.loss_fn, self.layout, batch, into))
+        # Numbers are asked for when all rows are on their way: an accelerator would have to be waited for at each.
+        losses = [loss.item() for loss, _ in checks]
+        return Filled(losses, math.isfinite(sum(losses) + sum(total.item() for _, total in checks)))
 
     def mapped(self, mapping: MappedGradients, batch: Batch, out: Tensor, row: int, zeroed: bool) -> Filled:
         """Fills the rows of a chunk."""

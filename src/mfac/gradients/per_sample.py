@@ -163,8 +163,8 @@ class _Bound(nn.Module):
 
 def loop_gradient(
     model: nn.Module, loss_fn: LossFn, layout: ParameterLayout, batch: Batch, row: Float[Tensor, "d"]
-) -> tuple[float, bool]:
-    """Writes the gradient of one batch into a row; the loss, and whether it and the row are surely finite.
+) -> tuple[Tensor, Tensor]:
+    """Writes the gradient of one batch into a row; gives the loss and the row's sum, which is finite only if the row is.
 
     Raises:
         ValueError: the loss is no scalar, or does not depend on the parameters.
@@ -179,8 +179,7 @@ def loop_gradient(
     # A sum is much cheaper than isfinite, most of all now that the row is in the cache. It can overflow where the row
     # does not, but never the other way round.
     total = row.sum(dtype=torch.float32) if row.dtype.itemsize < 4 else row.sum()
-    value = loss.item()
-    return value, math.isfinite(total.item() + value)
+    return loss.detach().clone(), total  # a compiled model may use the memory of its loss again
 
 
 def _store(grads: tuple[Tensor | None, ...], layout: ParameterLayout, row: Float[Tensor, "d"]) -> None:
