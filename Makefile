@@ -33,8 +33,8 @@ docs: $(READY)  ## the documentation as a site, build/site/index.html; a warning
 bench: $(READY)  ## measure against the paper's algorithms, what one would take instead, and the machine's limits
 	$(BIN)/python benchmarks/run.py
 
-experiments-small: $(READY)  ## the paper's tables and figures at a size for two cores; goes on where it was stopped
-	$(TEST_ENV) $(BIN)/python -m experiments run all --size small --jobs 2
+experiments-small: $(READY)  ## the paper's tables and figures measured anew at a size for two cores, in build/experiments
+	MFAC_RESULTS=build/experiments $(TEST_ENV) $(BIN)/python -m experiments run all --size small --jobs 2
 
 dist: $(READY)  ## build the wheel, install it into an empty environment and import it
 	rm -rf dist build

@@ -1,6 +1,6 @@
 """Steps on one to four processes: strong scaling (one window, cut) and weak scaling (as many columns for each).
 
-    python benchmarks/bench_distributed.py             # 2 million weights, m = 256: 4 GiB, some minutes
+    python benchmarks/bench_distributed.py             # 2.4 million weights, m = 256: 4 GiB, some minutes
     python benchmarks/bench_distributed.py --small     # a tenth of it; nothing is saved
 
 Every process has one thread. "shards" is the operator on columns of its own (FSDP2: a sum of m numbers a step),

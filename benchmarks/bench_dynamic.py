@@ -11,7 +11,7 @@ from timing import save, seconds, show
 DAMPING = 1e-5
 
 
-def rows_of(m, d, noise, seed=0):
+def rows_of(d, noise, seed=0):
     """Unit rows; below a noise of 1 they nearly repeat one another, and the passes are made in float64."""
     generator = torch.Generator().manual_seed(seed)
     common = torch.randn(d, generator=generator) if noise < 1 else torch.zeros(d)
@@ -21,7 +21,7 @@ def rows_of(m, d, noise, seed=0):
 
 
 def step(m, d, noise=1.0):
-    source = rows_of(m, d, noise)
+    source = rows_of(d, noise)
     op = mfac.DynamicInverseFisher(m, d, DAMPING)
     G = torch.empty(m, d)
     for k in range(m):

@@ -1,6 +1,6 @@
 """Files of gradients by storage: bytes, time to collect and to invert, and what compression does to the answers.
 
-    python benchmarks/bench_files.py
+    OMP_NUM_THREADS=1 python benchmarks/bench_files.py
 
 Gradients are those of a trained network on handwritten digits, a sample each. Answers are compared with those of the
 float32 file: F⁻¹ of the gradient of images that were held back (its cosine), and the diagonal of F⁻¹ (the correlation
@@ -79,7 +79,7 @@ def main():
             like = likeness(inverse, inverse.diagonal(), x, true, true_diagonal)
             rows.append({"storage": f"{name}, with error feedback", "d": plain.dim, "m": M, **like})
             show(rows[-1])
-    save("files", "python benchmarks/bench_files.py", rows)
+    save("files", "OMP_NUM_THREADS=1 python benchmarks/bench_files.py", rows)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,19 @@ def seconds(value):
 
 
 def size(count):
-    return f"{count / 1e9:.3g} GB" if count >= 1e9 else f"{count / 1e6:.3g} MB"
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def threads(count):
+    return f"{count} thread{'s' * (count != 1)}"
 
 
 def measured_on(record):
     env = record["environment"]
     return (
-        f"`{record['command']}`, {env['date']}: {env['processor']}, {env['threads']} threads, {env['memory_gib']} GiB, "
-        f"torch {env['torch']}, Python {env['python']}."
+        f"`{record['command']}`, {env['date']}: {env['processor']}, {threads(env['threads'])}, "
+        f"{env['memory_gib']} GiB, torch {env['torch']}, Python {env['python']}."
     )

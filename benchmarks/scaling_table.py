@@ -9,6 +9,7 @@ in a ring, and a data-parallel step is gathered in float32.
 """
 
 import argparse
+import json
 import re
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import torch
 
 import mfac
 from mfac.windows import window_bytes
+from page_text import size, table
 from timing import RESULTS
 
 PAGE = Path(__file__).parent.parent / "docs" / "scaling.md"
@@ -24,22 +26,8 @@ WINDOWS, RANKS = (64, 256, 1024), (8, 64, 512)
 STORAGES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8, "top-k 1 %": mfac.TopK(0.01)}
 
 
-def table(heads, rows):
-    lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join(["---"] * len(heads)) + " |"]
-    return "\n".join(lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows])
-
-
-def size(number):
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if number >= scale:
-            return f"{number / scale:.3g} {unit}"
-    return f"{number:.0f} B"
-
-
 def seconds_a_number():
-    """Seconds a stored number of the window that a step takes, by storage, at m = 1024 and the largest d measured."""
-    import json
-
+    """Seconds of a step for each number of the window, by storage, at the largest d measured, and there the last m."""
     rows = json.loads((RESULTS / "windows.json").read_text())["rows"]
     steps = [row for row in rows if row["what"] == "step" and row["storage"] in STORAGES]
     return {row["storage"]: row["step_s"] / (row["m"] * row["d"]) for row in sorted(steps, key=lambda row: row["d"])}

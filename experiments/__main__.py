@@ -1,11 +1,14 @@
 """Every table and figure of the paper by one command.
 
 python -m experiments list                                # what there is, and what was run
-python -m experiments run table2                          # at a size for two cores, 20 minutes at most
+python -m experiments run table2                          # at a size for two cores
 python -m experiments run table2 --jobs 2                 # in two processes of one thread each, which share the rows
 python -m experiments run all                             # all of them, one after the other; what is done is skipped
 python -m experiments run table3 --size full --images IMAGENET --checkpoint resnet50.pt
 python -m experiments plot table2                         # the picture and the table of what was measured
+
+Results that are there are not measured again, and the project's are there: MFAC_RESULTS=FOLDER measures into a folder
+of your own.
 """
 
 import argparse
@@ -56,7 +59,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     plot.add_argument("recipe", choices=list(RECIPES))
     for verb in (run, plot):
         verb.add_argument("--size", choices=SIZES, default="small")
-        verb.add_argument("--folder", type=Path, help="of the results; default: experiments/results")
+        verb.add_argument("--folder", type=Path, help="of the results; default: MFAC_RESULTS, or experiments/results")
     run.add_argument("--only", default="", help="rows with this in their name")
     run.add_argument("--jobs", type=int, default=1, help="processes of one thread each, that share the rows")
     run.add_argument("--shared", type=Path, help=argparse.SUPPRESS)  # how such a process is told who does what
@@ -118,7 +121,7 @@ def run_all(request: Request, jobs: int = 1) -> None:
     for number, (name, recipe) in enumerate(RECIPES.items(), 1):
         place = f"{number} of {len(RECIPES)}: {name}"
         if name in finished(request).cells:
-            print(f"{place}, done before", flush=True)
+            print(f"{place}, done before: its results are in {request.folder}", flush=True)
             continue
         spent = (time.perf_counter() - began) / 60
         print(f"{place}, {recipe.title}; {spent:.0f} minutes so far, about {recipe.minutes} for this", flush=True)

@@ -18,14 +18,14 @@ WEIGHT_DECAYS = (0.0, 1e-5, 1e-4, 5e-4, 1e-3, 3e-3, 1e-2)  # the paper's grid
 
 @dataclass(frozen=True)
 class Contender:
-    """An optimizer and its settings.
+    """An optimizer and its settings, in the paper's units.
 
     Args:
         name: which one.
         lr: learning rate.
         decay: weight decay.
         num_grads: of the window of M-FAC and GGT.
-        damping: of K-FAC.
+        damping: of K-FAC and M-FAC.
         batch_size: K-FAC's best is 1,000, all others have 128.
         schedule: "drops" at 50 and 75 %, or "cosine".
         every: steps between K-FAC's looks at its factors, one of the two frequencies in the paper's grid.
@@ -40,43 +40,46 @@ class Contender:
     schedule: str = "drops"
     every: int = 10
 
-    def make(self, model: nn.Module, masks: dict[str, torch.Tensor] | None = None) -> torch.optim.Optimizer:
-        """The optimizer for a model; masks are M-FAC's."""
-        return _MAKERS[self.name](self, model, masks)
+    def make(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer for a model."""
+        return _MAKERS[self.name](self, model)
 
     def with_lr(self, lr: float) -> "Contender":
         """The same with another learning rate."""
         return replace(self, lr=lr)
 
     def settings(self) -> dict[str, Any]:
-        """For the record."""
-        return dict(vars(self))
+        """For the record: those that this optimizer has."""
+        others = {"num_grads", "damping", "every"} - set(_OWN.get(self.name, ()))
+        return {key: value for key, value in vars(self).items() if key not in others}
 
 
-def _mfac(c: Contender, model: nn.Module, masks: Any) -> torch.optim.Optimizer:
+_OWN = {"K-FAC": ("damping", "every"), "GGT": ("num_grads",), "M-FAC": ("num_grads", "damping")}
+
+
+def _mfac(c: Contender, model: nn.Module) -> torch.optim.Optimizer:
     return mfac.MFAC(
         model.named_parameters(),
         c.lr * PAPER_WINDOW,
         c.num_grads,
-        PAPER_DAMPING * PAPER_WINDOW,
+        c.damping * PAPER_WINDOW,
         weight_decay=c.decay,
         normalize="sum",
-        masks=masks,
     )
 
 
-def _adahessian(c: Contender, model: nn.Module, masks: Any) -> torch.optim.Optimizer:
+def _adahessian(c: Contender, model: nn.Module) -> torch.optim.Optimizer:
     from pytorch_optimizer import AdaHessian
 
     return AdaHessian(model.parameters(), lr=c.lr, weight_decay=c.decay)
 
 
 _MAKERS: dict[str, Any] = {
-    "SGD": lambda c, model, masks: torch.optim.SGD(model.parameters(), c.lr, momentum=0.9, weight_decay=c.decay),
-    "Adam": lambda c, model, masks: torch.optim.Adam(model.parameters(), c.lr),
-    "AdamW": lambda c, model, masks: torch.optim.AdamW(model.parameters(), c.lr, weight_decay=c.decay),
-    "K-FAC": lambda c, model, masks: KFAC(model, c.lr, c.damping, weight_decay=c.decay, every=c.every),
-    "GGT": lambda c, model, masks: GGT(model.parameters(), c.lr, c.num_grads, weight_decay=c.decay),
+    "SGD": lambda c, model: torch.optim.SGD(model.parameters(), c.lr, momentum=0.9, weight_decay=c.decay),
+    "Adam": lambda c, model: torch.optim.Adam(model.parameters(), c.lr),
+    "AdamW": lambda c, model: torch.optim.AdamW(model.parameters(), c.lr, weight_decay=c.decay),
+    "K-FAC": lambda c, model: KFAC(model, c.lr, c.damping, weight_decay=c.decay, every=c.every),
+    "GGT": lambda c, model: GGT(model.parameters(), c.lr, c.num_grads, weight_decay=c.decay),
     "AdaHessian": _adahessian,
     "M-FAC": _mfac,
 }
@@ -95,14 +98,14 @@ def resnet_contenders(depth: int) -> dict[str, Contender]:
         "K-FAC": Contender("K-FAC", rates[0], damping=rates[1], batch_size=1000, schedule="cosine"),
         "GGT": Contender("GGT", 0.05, num_grads=100, schedule="cosine"),
         "AdaHessian": Contender("AdaHessian", 0.015, 5e-4 if depth == 32 else 3e-3),
-        "M-FAC": Contender("M-FAC", 1e-3, 3e-3),
+        "M-FAC": Contender("M-FAC", 1e-3, 3e-3, damping=PAPER_DAMPING),
     }
 
 
-def plain_contenders(num_grads: int = 1024) -> dict[str, Contender]:
+def plain_contenders(num_grads: int = 1024, batch_size: int = 256) -> dict[str, Contender]:
     """Table 4, right: no tuning, no weight decay."""
     return {
-        "SGD": Contender("SGD", 0.1, batch_size=256),
-        "Adam": Contender("Adam", 1e-3, batch_size=256),
-        "M-FAC": Contender("M-FAC", 1e-3, num_grads=num_grads, batch_size=256),
+        "SGD": Contender("SGD", 0.1, batch_size=batch_size),
+        "Adam": Contender("Adam", 1e-3, batch_size=batch_size),
+        "M-FAC": Contender("M-FAC", 1e-3, num_grads=num_grads, damping=PAPER_DAMPING, batch_size=batch_size),
     }

@@ -1,4 +1,8 @@
-"""Results, saved cell by cell, so that a recipe that was interrupted goes on with the cells that are missing."""
+"""Results, saved cell by cell, so that a recipe that was interrupted goes on with the cells that are missing.
+
+Those of the project are committed, and so a command shows them and measures nothing. With MFAC_RESULTS=FOLDER in the
+environment it measures anew, into that folder.
+"""
 
 import datetime
 import fcntl
@@ -11,7 +15,7 @@ from typing import Any
 
 from mfac.runs.environment import environment
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(os.environ.get("MFAC_RESULTS") or Path(__file__).parent / "results")
 
 
 class Ledger:
@@ -41,7 +45,7 @@ class Ledger:
             self.record["cells"] = json.loads(self.path.read_text())["cells"] | self.cells
 
     def _save(self) -> None:
-        self.path.parent.mkdir(exist_ok=True)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         with _alone_in(self.path.parent):
             self._take_saved()
             partial = self.path.with_suffix(".partial")

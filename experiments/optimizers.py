@@ -26,6 +26,7 @@ import mfac
 from experiments import data
 from experiments.ledger import RESULTS, Ledger
 from experiments.resnet import ResNet
+from experiments.training import last_loss
 
 Make = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 
@@ -147,12 +148,6 @@ def train(task: Task, make: Make, steps: int, seed: int, tests: bool = True) -> 
         "seconds": clock,
         "tests": tested,
     }
-
-
-def last_loss(run: dict[str, Any]) -> float:
-    """The mean loss of the last tenth of a run; infinite for one that diverged."""
-    tail = max(1, len(run["losses"]) // 10)
-    return sum(run["losses"][-tail:]) / tail if run["finished"] else math.inf
 
 
 def compare(name: str) -> None:

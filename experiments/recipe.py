@@ -20,7 +20,7 @@ class Request:
     """A recipe at a size, and what only the person who asks can know.
 
     Args:
-        size: "full" is the paper's, "small" takes two cores 20 minutes at most, "smoke" seconds.
+        size: "full" is the paper's, "small" takes two cores some 20 minutes, "smoke" seconds.
         folder: of the results.
         only: rows whose name has this in it.
         images: ImageNet, a folder with `train` and `val`.
@@ -83,7 +83,7 @@ class Recipe:
         title: what it shows.
         run: does it, cell by cell, and goes on where it was interrupted; long ones are of rows that the request wants.
         plot: draws a file of results: (request) -> the picture.
-        minutes: what "small" takes on two cores, by the processor time that was measured.
+        minutes: about what "small" takes on two cores.
     """
 
     name: str

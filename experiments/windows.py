@@ -32,9 +32,10 @@ import mfac
 from experiments import data
 from experiments.ledger import RESULTS, Ledger
 from experiments.models.bert import bert_classifier
-from experiments.optimizers import TASKS, Task, last_loss, train
+from experiments.optimizers import TASKS, Task, train
 from experiments.recipe import Request
 from experiments.recipes import bert
+from experiments.training import last_loss
 from mfac.runs.environment import process_peak_bytes
 from mfac.windows import Window
 

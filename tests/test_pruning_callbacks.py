@@ -197,7 +197,7 @@ def test_a_build_that_gives_no_pruner(tmp_path):
 def test_several_processes_are_refused():
     from mfac.integrations.pace import built
 
-    with pytest.raises(ValueError, match="runs in one process, this training in 4"):
+    with pytest.raises(ValueError, match="prunes in one process, and training runs in 4"):
         built(lambda model, optimizer: None, mlp().model, None, 4)
 
 

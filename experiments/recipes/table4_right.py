@@ -73,7 +73,8 @@ def make_model(name: str, settings: Settings, num_classes: int) -> nn.Module:
 
 def run(request: Request) -> None:
     results, settings = Results("table4_right", request), SIZES[request.size]
-    results.settings(**vars(settings), contenders={k: c.settings() for k, c in plain_contenders().items()})
+    contenders = plain_contenders(settings.windows[-1], settings.batch_size)
+    results.settings(**vars(settings), contenders={label: c.settings() for label, c in contenders.items()})
     for name in settings.timed:
         if request.wants(f"overheads, {name}"):
             results.cell(f"overheads, {name}", lambda name=name: timed(name, settings))
@@ -87,7 +88,7 @@ def run(request: Request) -> None:
             build, batches, test, epochs = imagenet_task(request)
         else:
             build, batches, test, epochs = cifar_task(name, request.size, settings)
-        for label, contender in plain_contenders(settings.windows[-1]).items():
+        for label, contender in contenders.items():
             if request.wants(label):
                 key = f"run, {name}, {label}"
                 results.cell(key, lambda a=(key, contender, build, batches, test, epochs): trained(*a, settings))

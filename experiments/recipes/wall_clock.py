@@ -16,7 +16,7 @@ from torch import nn
 from experiments import data, drawing
 from experiments.cifar100 import load_cifar100
 from experiments.cifar_images import cifar10, untrained_resnet8
-from experiments.contenders import PAPER_WINDOW, Contender, plain_contenders
+from experiments.contenders import PAPER_DAMPING, PAPER_WINDOW, Contender, plain_contenders
 from experiments.models.wide_resnet import WideResNet
 from experiments.recipe import Recipe, Request, Results
 from experiments.resnet import ResNet
@@ -27,7 +27,7 @@ WITHOUT_MOMENTUM = "SGD without momentum"
 SEARCHED = {
     "SGD": Contender("SGD", 0.03, 1e-4, schedule="cosine"),
     "Adam": Contender("Adam", 3e-3, schedule="cosine"),
-    "M-FAC": Contender("M-FAC", 1 / PAPER_WINDOW, 3e-3, schedule="cosine"),
+    "M-FAC": Contender("M-FAC", 1 / PAPER_WINDOW, 3e-3, damping=PAPER_DAMPING, schedule="cosine"),
 }
 
 
@@ -54,7 +54,7 @@ SIZES = {
         tests_a_pass=6, test_images=2500,
     ),
     "smoke": Settings(
-        {"SGD": Contender("SGD", 0.1, batch_size=8), "M-FAC": Contender("M-FAC", 1e-3, num_grads=4, batch_size=8)},
+        plain_contenders(4, 8),
         untrained_resnet8, cifar10, test_images=100, steps=2,
     ),
 }  # fmt: skip

@@ -10,8 +10,8 @@ from mfac.runs.training_run import TrainingSettings, run_training
 from mfac.runs.watcher import Watcher
 from mfac.tasks import load_task
 
-# Nothing is tuned here but the learning rates of the three optimizers, by one search of four settings for each
-# (python -m experiments.optimizers digits).
+# Nothing is tuned here but the learning rates of the three optimizers and the damping of M-FAC, by one search of four
+# settings for each (python -m experiments.optimizers digits).
 PRUNING = PruningSettings(methods=("magnitude", "mfac"), sparsities=(0.5, 0.7, 0.8, 0.9, 0.95), recomputations=8)
 TRAINING = TrainingSettings(
     optimizers=(

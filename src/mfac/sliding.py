@@ -36,8 +36,8 @@ class SlidingInverse:
     """S⁻¹ for S = shift · I + K, all in float64, where K is the Gram matrix of the rows that a window holds.
 
     Replacing a row in a full window is a rank-2 update of S⁻¹, O(m²). The inverse is made anew by a Cholesky after
-    every m replacements (O(m²) each, spread out), and at once when an update shows drift; every answer is refined by
-    its residual. While the window fills, or when the shift changes, there is a Cholesky factor instead of the inverse.
+    every max(m, 64) replacements (O(m²) each, spread out), and at once when an update shows drift; every answer is
+    refined by its residual. While the window fills, or when the shift changes, there is a Cholesky factor instead.
 
     Args:
         capacity: m.

@@ -40,7 +40,7 @@ Checkpoint = Annotated[
         metavar="FILE", help="A state_dict by torch.save or safetensors to start from.", rich_help_panel=RUN_PANEL
     ),
 ]
-Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps ...", rich_help_panel=RUN_PANEL)]
+Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1 ...", rich_help_panel=RUN_PANEL)]
 SaveEvery = Annotated[
     float, typer.Option(min=0, help="Seconds between saves while training.", rich_help_panel=RUN_PANEL)
 ]

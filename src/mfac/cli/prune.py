@@ -123,7 +123,7 @@ def prune(
     save_every: SaveEvery = 30.0,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Prune a model to a sparsity at the least cost in loss, and write weights, masks and a compact file.
+    """Prune a model to a sparsity, with what stays making up for what goes; write weights, masks and a compact file.
 
     Several methods and sparsities make a table. Everything is saved as it goes: after Ctrl-C, or worse, the same
     command goes on where it stopped, and ends with the same masks as if nothing had happened.

@@ -164,7 +164,7 @@ class _Bound(nn.Module):
 def loop_gradient(
     model: nn.Module, loss_fn: LossFn, layout: ParameterLayout, batch: Batch, row: Float[Tensor, "d"]
 ) -> tuple[Tensor, Tensor]:
-    """Writes the gradient of one batch into a row; gives the loss and the row's sum, which is finite only if the row is.
+    """Writes the gradient of one batch into a row; gives the loss and the row's sum, finite only if the row is.
 
     Raises:
         ValueError: the loss is no scalar, or does not depend on the parameters.

@@ -47,8 +47,8 @@ def built(build: Build, model: nn.Module, optimizer: Optimizer, processes: int) 
     """
     if processes > 1:
         raise ValueError(
-            f"gradual pruning runs in one process, this training in {processes}: each would choose masks of its own; "
-            "train on one device, or prune in a loop of your own and send the masks to all"
+            f"this callback prunes in one process, and training runs in {processes}: each would choose its own masks; "
+            "train on one device, or prune in a loop of your own with mfac.GradualPruner(process_group=...)"
         )
     pruner = build(model, optimizer)
     if not isinstance(pruner, GradualPruner):

@@ -59,7 +59,7 @@ def prune(
     on_step: Callable[[PruningResult], None] | None = None,
     process_group: dist.ProcessGroup | None = None,
 ) -> PruningResult:
-    """Removes weights in place until `round(sparsity * count)` of them are exactly zero, at the least cost in loss.
+    """Removes weights in place until `round(sparsity * count)` of them are exactly zero; what stays makes up for it.
 
     At each of `recomputations` steps, gradients are taken anew, the weights with the smallest θ_i²/(2[F⁻¹]_ii) go, and
     the others move so as to make up for it. If a step fails or is interrupted, the model is as the step before left it.
