@@ -17,22 +17,17 @@ __all__ = [
     "Normalisation",
     "accuracy",
     "crop_and_flip",
-    "data_root",
+    "data_folder",
     "find",
     "load_cifar10",
 ]
 
 
-def data_root() -> Path:
-    """The folder of the data: the variable MFAC_DATA, or `mfac/data` in the user's cache folder."""
-    return data_folder()
-
-
 def find(*parts: str) -> Path:
     """A file under the data folder; FileNotFoundError says what belongs there."""
-    path = data_root().joinpath(*parts)
+    path = data_folder().joinpath(*parts)
     if not path.exists():
-        raise FileNotFoundError(f"{path} is not there; put the public files under {data_root()}, or set MFAC_DATA")
+        raise FileNotFoundError(f"{path} is not there; put the public files under {data_folder()}, or set MFAC_DATA")
     return path
 
 

@@ -42,7 +42,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "M-FAC": {"method": "mfac", "cost": COST, "damping": "auto", "bn": True, **GRADIENTS},
     "magnitude": {"method": "magnitude", "cost": 0, "bn": False, "num_grads": 1, "recomputations": 1},
 }
-CHECKPOINTS = data.data_root().parent / "runs"
+CHECKPOINTS = data.data_folder().parent / "runs"
 
 
 class Images:

@@ -27,7 +27,7 @@ from torch import nn
 
 import mfac
 from experiments import drawing, squad
-from experiments.data import data_root
+from experiments.data import data_folder
 from experiments.models.bert import SIZES as BERTS
 from experiments.models.bert import bert_classifier, bert_for_answers
 from experiments.models.sentence_classifier import minilm_sentences
@@ -50,7 +50,7 @@ SQUAD_SETTINGS = {
     "epochs": SQUAD_EPOCHS, "batch_size": SQUAD_BATCH, "longest": squad.LONGEST, "overlap": squad.OVERLAP,
     "learning_rates": SQUAD_RATES,
 }  # fmt: skip
-RUNS = data_root().parent / "runs"
+RUNS = data_folder().parent / "runs"
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from experiments.resnet import ResNet
 from experiments.training import Training, cosine, last_loss
 
 LOSS = mfac.criterion_loss(nn.CrossEntropyLoss())
-RUNS = data.data_root().parent / "runs"
+RUNS = data.data_folder().parent / "runs"
 DIVERGED = 10.0  # a loss that no network has which knows nothing
 NETWORKS: dict[str, Callable[[], nn.Module]] = {"ResNet20": lambda: ResNet(20), "NF-ResNet20": nf_resnet}
 

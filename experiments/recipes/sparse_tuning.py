@@ -30,7 +30,7 @@ from mfac.pruning import attach_masks, masks_from_zeros
 
 LOSS = mfac.criterion_loss(nn.CrossEntropyLoss())
 RATE, WINDOW, DAMPING = 0.005, 512, 1e-5
-RUNS = data.data_root().parent / "runs"
+RUNS = data.data_folder().parent / "runs"
 
 
 @dataclass(frozen=True)

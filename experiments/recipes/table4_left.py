@@ -32,7 +32,7 @@ PAPER = {
          "AdaHessian": (92.81, 3.30), "M-FAC": (92.65, 1.50)},
 }  # fmt: skip
 LOOKING = "K-FAC, factors at every step"
-RUNS = data.data_root().parent / "runs"
+RUNS = data.data_folder().parent / "runs"
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ PAPER: dict[str, dict[str, float]] = {
     "WRN 22-4": {"SGD": 73.13, "Adam": 72.52, "M-FAC": 74.06, "overhead": 1.43},
     "MobileNetV1": {"SGD": 68.06, "Adam": 67.92, "M-FAC": 68.96, "overhead": 1.25},
 }
-RUNS = data.data_root().parent / "runs"
+RUNS = data.data_folder().parent / "runs"
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from experiments.recipe import Recipe, Request, Results
 from experiments.resnet import ResNet
 from experiments.training import Training, cosine, drops
 
-RUNS = data.data_root().parent / "runs"
+RUNS = data.data_folder().parent / "runs"
 WITHOUT_MOMENTUM = "SGD without momentum"
 SEARCHED = {
     "SGD": Contender("SGD", 0.03, 1e-4, schedule="cosine"),

@@ -151,11 +151,11 @@ def _matches(model: nn.Module, item: str | Tensor) -> set[int]:
         label = f"{item!r}"
     if not found:
         close = difflib.get_close_matches(item, named, n=1) if isinstance(item, str) else []
-        hint = f"did you mean {close[0]!r}?" if close else f"it has {_some(named)}"
+        hint = f"did you mean {close[0]!r}?" if close else f"it has {some(named)}"
         raise ValueError(f"params: {label} matches no parameter of the model; {hint}")
     trainable = {id(tensor) for tensor in found.values() if tensor.requires_grad}
     if not trainable:
-        raise ValueError(f"params: {label} matches only frozen parameters; call requires_grad_(True) on {_some(found)}")
+        raise ValueError(f"params: {label} matches only frozen parameters; call requires_grad_(True) on {some(found)}")
     return trainable
 
 
@@ -167,7 +167,7 @@ def _masks_by_parameter(named: Mapping[str, Tensor], masks: Masks, owner: str) -
         parameter = named.get(key) if isinstance(key, str) else key
         if parameter is None or id(parameter) not in ids:
             label = repr(key) if isinstance(key, str) else f"a tensor of shape {tuple(key.shape)}"
-            raise ValueError(f"masks: {label} is not a parameter of {owner}; it has {_some(named)}")
+            raise ValueError(f"masks: {label} is not a parameter of {owner}; it has {some(named)}")
         found[id(parameter)] = mask
     return found
 
@@ -206,6 +206,9 @@ def _slots(sizes: Sequence[int]) -> tuple[slice, ...]:
     return tuple(slots)
 
 
-def _some(names: Iterable[str], limit: int = 5) -> str:
+def some(names: Iterable[str], limit: int = 5) -> str:
+    """The first few names, and how many more there are: for messages."""
     names = list(names)
+    if not names:
+        return "no parameter at all"
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mfac.layout import some
 from mfac.pruning.atomic_file import replacing
-from mfac.pruning.parameter_names import as_mask, find, parameters_by_name, plain_name, some
+from mfac.pruning.parameter_names import as_mask, find, parameters_by_name, plain_name
 
 FORMAT = "mfac-masks"
 INSTALL = "mask files need safetensors; pip install 'torch-mfac[masks]'"

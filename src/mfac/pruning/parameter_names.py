@@ -1,10 +1,12 @@
 """Parameters found by the names that people have for them: plain, wrapped, or reparametrised by a pruning tool."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+
+from mfac.layout import some
 
 # Parts of a name that torch.compile and FSDP put in; DataParallel and many checkpoints put `module.` before it.
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module")
@@ -61,9 +63,3 @@ def as_mask(label: str, mask: Tensor, shape: torch.Size) -> Tensor:
             f"masks: {label} needs True or 1 for kept and False or 0 for removed; this one has other values"
         )
     return kept
-
-
-def some(names: Iterable[str], limit: int = 5) -> str:
-    """The first few names, and how many more there are."""
-    names = list(names)
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")

@@ -2,9 +2,11 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from torch import Tensor, nn
+
+from mfac.layout import some
 
 Names = str | Iterable[str] | None
 
@@ -34,7 +36,7 @@ def choose_targets(model: nn.Module, targets: Names = None, ignore: Names = None
     if not chosen:
         raise ValueError(
             "there is nothing to prune: no trainable parameter is left by targets and ignore (by default those of two "
-            f"or more dimensions that are no embeddings); the model has {_some(dict(model.named_parameters()))}"
+            f"or more dimensions that are no embeddings); the model has {some(dict(model.named_parameters()))}"
         )
     return chosen
 
@@ -56,7 +58,7 @@ def matching_ids(model: nn.Module, items: str | Iterable[str], argument: str) ->
             matches = {id(named[item])} if item in named else set()
         if not matches:
             close = difflib.get_close_matches(item, named, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it has {_some(named)}"
+            hint = f"did you mean {close[0]!r}?" if close else f"it has {some(named)}"
             raise ValueError(f"{argument}: {item!r} matches no parameter of the model; {hint}")
         found |= matches
     return found
@@ -65,10 +67,3 @@ def matching_ids(model: nn.Module, items: str | Iterable[str], argument: str) ->
 def _embedding_ids(model: nn.Module) -> set[int]:
     kinds = nn.Embedding | nn.EmbeddingBag
     return {id(module.weight) for module in model.modules() if isinstance(module, kinds)}
-
-
-def _some(named: Mapping[str, Tensor], limit: int = 5) -> str:
-    names = list(named)
-    if not names:
-        return "no parameter at all"
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
