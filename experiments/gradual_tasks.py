@@ -13,7 +13,7 @@ from experiments.imagenet import folder_batches, load_weights, tester
 from experiments.recipe import Request, Results
 from experiments.resnet import mfac_resnet20
 
-RUNS = data.data_root().parent / "runs"
+RUNS = data.data_folder().parent / "runs"
 
 
 def make_task(request: Request, test_images: int) -> tuple[Callable[[], nn.Module], Callable[[int, int], Any], Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.data import data_root
+from experiments.data import data_folder
 from mfac import MFAC
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -135,7 +135,7 @@ def test_mrpc_without_data_says_where_it_belongs(example, tmp_path, monkeypatch)
         example("train_transformers").main(["--glue", "MRPC"])
 
 
-@pytest.mark.skipif(not (data_root() / "minilm-l3").exists(), reason="no MiniLM under MFAC_DATA")
+@pytest.mark.skipif(not (data_folder() / "minilm-l3").exists(), reason="no MiniLM under MFAC_DATA")
 def test_mrpc_is_read_whole_and_a_step_on_it_lowers_the_loss(example):
     from transformers import DataCollatorWithPadding
 

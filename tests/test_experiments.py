@@ -5,7 +5,7 @@ import torch
 
 from experiments import data, resnet
 
-needs_data = pytest.mark.skipif(not data.data_root().exists(), reason="no data under MFAC_DATA")
+needs_data = pytest.mark.skipif(not data.data_folder().exists(), reason="no data under MFAC_DATA")
 
 
 def count(model):

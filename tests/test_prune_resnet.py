@@ -4,12 +4,12 @@ import pytest
 import torch
 
 import mfac
-from experiments.data import HALVES, ImageBatches, data_root, load_cifar10
+from experiments.data import HALVES, ImageBatches, data_folder, load_cifar10
 from experiments.resnet import mfac_resnet20
 from mfac.pruning import prune
 
 pytestmark = pytest.mark.skipif(
-    not (data_root() / "checkpoints").exists() or not (data_root() / "cifar-10-batches-bin").exists(),
+    not (data_folder() / "checkpoints").exists() or not (data_folder() / "cifar-10-batches-bin").exists(),
     reason="CIFAR-10 and the checkpoints are not under MFAC_DATA",
 )
 LOSS = mfac.criterion_loss(torch.nn.CrossEntropyLoss())
