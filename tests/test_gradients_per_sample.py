@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from mfac.gradients import collect_gradients
 from mfac.gradients.batches import cut, num_samples
 from mfac.gradients.losses import model_loss
+from mfac.gradients.weight_gradients import RowWriter
 from models import CASES, Case, bert, cross_entropy, mlp, resnet20
 
 
@@ -109,6 +110,31 @@ def test_mapping_is_bit_for_bit_repeatable():
     case = CASES["transformer"](12)
     first, second = (collect(case, method="vmap") for _ in range(2))
     assert torch.equal(first, second)
+
+
+def test_tokens_that_repeat_are_added_in_their_order():
+    """By two threads, whose samples meet in the middle of one: an addition that does not keep the order shows here."""
+    torch.manual_seed(0)
+    tokens, gradients = torch.randint(3, (7, 64)), torch.randn(7, 64, 128)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        results = [rows_of_tokens(tokens, gradients) for _ in range(300)]
+    finally:
+        torch.set_num_threads(threads)
+    expected = torch.zeros(7, 3, 128)
+    for sample in range(7):
+        for token, gradient in zip(tokens[sample], gradients[sample], strict=True):
+            expected[sample, token] += gradient
+    assert all(torch.equal(rows, expected.flatten(1)) for rows in results)
+
+
+def rows_of_tokens(tokens: Tensor, gradients: Tensor) -> Tensor:
+    rows = torch.zeros(7, 3 * 128)
+    writer = RowWriter(rows, {0: slice(0, 3 * 128)}, zeroed=True)
+    writer.open = True
+    writer.add_at(0, tokens, gradients)
+    return rows
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

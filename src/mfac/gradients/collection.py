@@ -14,7 +14,7 @@ from mfac.gradients.batches import Batch, cut, num_samples, numbered, placed
 from mfac.gradients.fillers import BatchFiller, Plan, SampleFiller, Task
 from mfac.gradients.losses import OutputFn, SampleFn, sampled_loss
 from mfac.gradients.model_state import evaluation
-from mfac.gradients.per_sample import Filled, LossFn
+from mfac.gradients.one_batch import Filled, LossFn
 from mfac.gradients.row_sinks import RowSink
 from mfac.layout import ParameterLayout
 from mfac.progress import row_progress

@@ -17,7 +17,7 @@ from mfac.gradients.collection import Collection, Filler
 from mfac.gradients.exchange import accumulate_share, check_ranks, collect_share
 from mfac.gradients.fillers import Task
 from mfac.gradients.losses import OutputFn, SampleFn
-from mfac.gradients.per_sample import LossFn
+from mfac.gradients.one_batch import LossFn
 from mfac.gradients.row_sinks import BlocksSink, FileSink, TensorSink
 from mfac.layout import Masks, ParameterLayout, Params
 from mfac.memory import available_memory, gib

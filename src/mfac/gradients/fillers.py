@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from mfac.gradients.batches import Batch, cut
 from mfac.gradients.losses import SampleFn
 from mfac.gradients.model_state import RowSeeds
-from mfac.gradients.per_sample import Filled, LossFn, MappedGradients, loop_gradient
+from mfac.gradients.one_batch import BatchGradient, Filled, LossFn
+from mfac.gradients.per_sample import MappedGradients
 from mfac.gradients.row_sinks import STAGING_BYTES
 from mfac.layout import ParameterLayout
 from mfac.memory import available_memory
@@ -59,13 +60,14 @@ class Task:
 
     def loop(self, batches: Iterable[Batch], out: Float[Tensor, "c d"], row: int) -> Filled:
         """Fills one row a batch, one after the other."""
-        checks = []
+        fill = self._gradient.fill
         with self._seeds as seeds:
+            checks = []
             for position, (batch, into) in enumerate(zip(batches, out.unbind(), strict=True)):
                 seeds.start(self._seed(row + position, 0))
-                checks.append(loop_gradient(self.model, self.loss_fn, self.layout, batch, into))
+                checks.append(fill(batch, into))
         # Numbers are asked for when all rows are on their way: an accelerator would have to be waited for at each.
-        losses = [loss.item() for loss, _ in checks]
+        losses = [float(loss) for loss, _ in checks]
         return Filled(losses, math.isfinite(sum(losses) + sum(total.item() for _, total in checks)))
 
     def mapped(self, mapping: MappedGradients, batch: Batch, out: Tensor, row: int, zeroed: bool) -> Filled:
@@ -73,6 +75,10 @@ class Task:
         with self._seeds as seeds:
             seeds.start(self._seed(row, 0))
             return mapping.fill(batch, out, zeroed)
+
+    @cached_property
+    def _gradient(self) -> BatchGradient:
+        return BatchGradient(self.model, self.loss_fn, self.layout)
 
     @cached_property
     def _seeds(self) -> RowSeeds:

@@ -7,9 +7,8 @@ c times, which is cheap for the small ones that are left, and differentiated as 
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -18,17 +17,9 @@ from torch.func import functional_call, vmap
 
 from mfac.gradients.batches import Batch, sample_tensors, with_sample_tensors
 from mfac.gradients.interception import BranchError, Interception
+from mfac.gradients.one_batch import Filled, LossFn, scalar_loss
 from mfac.gradients.weight_gradients import RowWriter
 from mfac.layout import ParameterLayout
-
-LossFn = Callable[[Any, Any], Tensor]
-
-
-class Filled(NamedTuple):
-    """The losses of the rows that were filled, and whether loss and rows are surely finite (False: look closer)."""
-
-    losses: list[float]
-    is_finite: bool
 
 
 class MappedGradients:
@@ -159,48 +150,3 @@ class _Bound(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         return self._loss_fn[0](self.model, batch)
-
-
-def loop_gradient(
-    model: nn.Module, loss_fn: LossFn, layout: ParameterLayout, batch: Batch, row: Float[Tensor, "d"]
-) -> tuple[Tensor, Tensor]:
-    """Writes the gradient of one batch into a row; gives the loss and the row's sum, finite only if the row is.
-
-    Raises:
-        ValueError: the loss is no scalar, or does not depend on the parameters.
-    """
-    loss = scalar_loss(loss_fn(model, batch))
-    if not loss.requires_grad:
-        raise ValueError(
-            "the loss does not depend on any trainable parameter of the model; loss_fn(model, batch) must call the "
-            "model it is given, with gradients on"
-        )
-    _store(torch.autograd.grad(loss, layout.tensors, allow_unused=True), layout, row)
-    # A sum is much cheaper than isfinite, most of all now that the row is in the cache. It can overflow where the row
-    # does not, but never the other way round.
-    total = row.sum(dtype=torch.float32) if row.dtype.itemsize < 4 else row.sum()
-    return loss.detach().clone(), total  # a compiled model may use the memory of its loss again
-
-
-def _store(grads: tuple[Tensor | None, ...], layout: ParameterLayout, row: Float[Tensor, "d"]) -> None:
-    """`layout.flatten`; where each gradient is a whole piece of the row, as nearly always, in one plain call."""
-    device = row.device
-    for grad, kept in zip(grads, layout.kept, strict=True):
-        if grad is None or kept is not None or grad.is_sparse or grad.device != device:
-            layout.flatten(grads, row)
-            return
-    torch.cat([grad.reshape(-1) for grad in grads if grad is not None], out=row)
-
-
-def scalar_loss(loss: Any) -> Tensor:
-    """The loss as a tensor of no dimension.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise ValueError(
-            f"loss_fn(model, batch) must return a scalar tensor, it returned {found}; reduce it by .mean()"
-        )
-    return loss if loss.ndim == 0 else loss.reshape(())  # a view is a step more in the backward pass

@@ -82,14 +82,22 @@ class RowWriter:
             torch.bmm(A, B, out=region)
 
     def add_at(self, parameter: int, line: Int[Tensor, "c t"], value: Float[Tensor, "c t e"]) -> None:
-        """Adds value[s, t] to line[s, t] of the parameter in the row of s: the weight gradient of an embedding."""
+        """Adds value[s, t] to line[s, t] of the parameter in the row of s: the weight gradient of an embedding.
+
+        Lines that come up several times are added in their order, so that the bits are the same in every run.
+        """
         region = self._region(parameter)
-        row = torch.arange(len(line), device=line.device) if self.index is None else self.index
         if self._is_first(parameter) and not self.zeroed:
-            _ = region.zero_() if self.index is None else region.index_fill_(0, row, 0)
+            _ = region.zero_() if self.index is None else region.index_fill_(0, self.index, 0)
         self.bound += _largest(value) * line.shape[1]
-        lines = region.view(len(region), -1, value.shape[2])
-        lines.index_put_((row.unsqueeze(1), line), value.to(region.dtype), accumulate=True)
+        table, value = region.view(len(region), -1, value.shape[2]), value.to(region.dtype)
+        if region.device.type == "cpu":
+            rows = table.unbind() if self.index is None else [table[i] for i in self.index.tolist()]
+            for into, at, part in zip(rows, line.unbind(), value.unbind(), strict=True):
+                into.index_add_(0, at, part)
+        else:  # there this one sorts, and the other does not keep the order
+            row = torch.arange(len(line), device=line.device) if self.index is None else self.index
+            table.index_put_((row.unsqueeze(1), line), value, accumulate=True)
 
     def finish(self) -> None:
         """Zeros for the parameters that nothing was added to."""

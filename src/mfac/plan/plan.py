@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from mfac.gradients.batches import Batch
-from mfac.gradients.per_sample import LossFn
+from mfac.gradients.one_batch import LossFn
 from mfac.layout import ParameterLayout
 from mfac.memory import available_memory, gib
 from mfac.parameter_window import row_dtype

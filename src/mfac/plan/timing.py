@@ -12,7 +12,7 @@ from mfac.blocks import FisherBlocks
 from mfac.gradients import collect_gradients
 from mfac.gradients.batches import Batch, move, num_samples, numbered
 from mfac.gradients.model_state import evaluation
-from mfac.gradients.per_sample import LossFn
+from mfac.gradients.one_batch import LossFn
 from mfac.plan.memory import SUMMED_AT_ONCE, PruningMemory, WindowMemory
 from mfac.pruning.curvature import FisherCurvature
 from mfac.sliding import LEAST_REFRESH, SlidingInverse

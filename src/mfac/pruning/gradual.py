@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from mfac.gradients.batches import Batch
 from mfac.gradients.collector import Fisher
-from mfac.gradients.per_sample import LossFn
+from mfac.gradients.one_batch import LossFn
 from mfac.pruning.budget import Scope
 from mfac.pruning.mask_keeper import MaskKeeper, innermost
 from mfac.pruning.masks import apply_masks, matched_masks

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from mfac.gradients.batches import Batch, move
 from mfac.gradients.model_state import evaluation
-from mfac.gradients.per_sample import LossFn
+from mfac.gradients.one_batch import LossFn
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d
 

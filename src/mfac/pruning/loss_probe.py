@@ -8,7 +8,7 @@ from torch import nn
 
 from mfac.gradients.batches import Batch, move
 from mfac.gradients.model_state import evaluation
-from mfac.gradients.per_sample import LossFn
+from mfac.gradients.one_batch import LossFn
 from mfac.ranks import Ranks
 
 

@@ -13,7 +13,7 @@ from mfac.gradients import accumulate_fisher, collect_gradients
 from mfac.gradients.collection import Collection
 from mfac.gradients.collector import Fisher
 from mfac.gradients.exchange import accumulate_share, check_ranks, collect_share
-from mfac.gradients.per_sample import LossFn
+from mfac.gradients.one_batch import LossFn
 from mfac.layout import ParameterLayout
 from mfac.pruning.batch_stream import BatchStream
 from mfac.pruning.curvature import Curvature, FisherCurvature

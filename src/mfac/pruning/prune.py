@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mfac.gradients.batches import Batch
 from mfac.gradients.collector import Fisher
-from mfac.gradients.per_sample import LossFn
+from mfac.gradients.one_batch import LossFn
 from mfac.layout import Masks
 from mfac.pruning.batch_stream import BatchStream
 from mfac.pruning.budget import Pool, Scope, final_pools, step_pools, tensor_counts

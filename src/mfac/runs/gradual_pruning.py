@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mfac.gradients.per_sample import LossFn
+from mfac.gradients.one_batch import LossFn
 from mfac.pruning.gradual import GradualPruner
 from mfac.pruning.result import StepRecord
 from mfac.runs.task_batches import CountedStream, TaskBatches

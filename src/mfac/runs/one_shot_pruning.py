@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mfac.gradients.per_sample import LossFn
+from mfac.gradients.one_batch import LossFn
 from mfac.pruning.prune import prune
 from mfac.pruning.result import PruningResult, StepRecord
 from mfac.runs.task_batches import CountedStream

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mfac.gradients.batches import Batch
-from mfac.gradients.per_sample import LossFn
+from mfac.gradients.one_batch import LossFn
 from mfac.runs.measures import finite
 from mfac.runs.random_state import random_state, set_random_state
 from mfac.runs.task_batches import TaskBatches, epoch

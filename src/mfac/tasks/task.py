@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mfac.gradients.batches import Batch
-from mfac.gradients.per_sample import LossFn
+from mfac.gradients.one_batch import LossFn
 
 
 class TaskError(ValueError):
