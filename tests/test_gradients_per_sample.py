@@ -91,6 +91,35 @@ def test_loss_that_differentiates_by_itself_falls_back():
     assert_same_rows(rows, backward_rows(case))
 
 
+class Holding(nn.Module):
+    """Uses its parameters through a list, where no copies of them can be put."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(5, 3)), nn.Parameter(torch.randn(3))
+        self.held = [self.weight, self.bias]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x @ self.held[0] + self.held[1])
+
+
+def test_parameters_that_are_held_in_a_list_fall_back():
+    case = mlp()._replace(model=Holding())
+    with pytest.warns(UserWarning, match="weight is used by another reference than the module's own"):
+        rows = collect(case)
+    assert_same_rows(rows, backward_rows(case))
+
+
+def test_a_loss_that_uses_the_model_of_its_closure_falls_back():
+    case = mlp()
+    scale = nn.Parameter(torch.ones(3))
+    case.model.register_parameter("scale", scale)
+    case = case._replace(loss_fn=lambda m, b: nn.functional.cross_entropy(m(b[0]) * scale, b[1]))
+    with pytest.warns(UserWarning, match="scale is used by another reference"):
+        rows = collect(case)
+    assert_same_rows(rows, backward_rows(case))
+
+
 def test_an_error_of_the_loss_itself_is_the_one_that_is_raised():
     def broken(model, batch):
         raise KeyError("no such thing in the batch")

@@ -9,6 +9,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 
 import torch
 from jaxtyping import Float, Int
@@ -70,25 +71,28 @@ class MappedGradients:
         return self.fill(batch, rows, index=index)
 
     def _attempt(self, batch: Batch, writer: RowWriter) -> tuple[Tensor, set[int]]:
-        """The losses, and the ids of the parameters that are also used in a way that is not caught."""
+        """The losses, and the ids of the parameters that are also used in a way that is not caught.
+
+        Raises:
+            RuntimeError: a parameter is used where its copies cannot be put.
+        """
         layout, c = self.layout, writer.count
-        caught = {id(p): p for p in layout.tensors if id(p) not in self._repeated}
+        caught = [p for p in layout.tensors if id(p) not in self._repeated]
+        repeated = {name: p for name, p in zip(layout.names, layout.tensors, strict=True) if id(p) in self._repeated}
         anchor = torch.zeros((), device=writer.rows.device, requires_grad=True)
-        copies = {
-            f"model.{name}": p.detach().expand(c, *p.shape).requires_grad_()
-            for name, p in zip(layout.names, layout.tensors, strict=True)
-            if id(p) in self._repeated
-        }
+        copies = {f"model.{name}": p.detach().expand(c, *p.shape).requires_grad_() for name, p in repeated.items()}
         with self._counting(c):
-            losses = self._losses(batch, writer, set(caught), anchor, copies)
-        inputs = [anchor, *copies.values(), *caught.values()]
+            losses = self._losses(batch, writer, set(map(id, caught)), anchor, copies)
+        inputs = [anchor, *copies.values(), *caught, *repeated.values()]
         writer.open = True
-        grads = torch.autograd.grad(losses.sum(), inputs, allow_unused=True)[1:]
-        missed = {key for key, grad in zip(caught, grads[len(copies) :], strict=True) if grad is not None}
-        repeated = [id(p) for p in layout.tensors if id(p) in self._repeated]
-        for key, grad in zip(repeated, grads[: len(copies)], strict=True):
+        grads = iter(torch.autograd.grad(losses.sum(), inputs, allow_unused=True)[1:])
+        for p, grad in zip(repeated.values(), islice(grads, len(copies)), strict=True):
             if grad is not None:
-                writer.add(key, grad)
+                writer.add(id(p), grad)
+        missed = {id(p) for p, grad in zip(caught, islice(grads, len(caught)), strict=True) if grad is not None}
+        for name, grad in zip(repeated, grads, strict=True):
+            if grad is not None:
+                raise RuntimeError(f"{name} is used by another reference than the module's own (a list, a closure)")
         writer.finish()
         return losses.detach(), missed
 
