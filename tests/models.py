@@ -130,18 +130,76 @@ def embedding(n: int = 6) -> Case:
 
 
 class Recurrent(nn.Module):
-    def __init__(self) -> None:
+    """The last outputs and the last states of a recurrent layer, and a linear head."""
+
+    def __init__(self, rnn: nn.RNNBase, width: int):
         super().__init__()
-        self.rnn = nn.LSTM(4, 5, batch_first=True)
-        self.head = nn.Linear(5, 3)
+        self.rnn = rnn
+        self.head = nn.Linear(width, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.rnn(x)[0][:, -1])
+        outputs, states = self.rnn(x if self.rnn.batch_first else x.transpose(0, 1))
+        last = outputs[:, -1] if self.rnn.batch_first else outputs[-1]
+        states = states if isinstance(states, tuple) else (states,)
+        return self.head(torch.cat([last, *(state.transpose(0, 1).flatten(1) for state in states)], 1))
+
+
+def recurrent(rnn: Callable[..., nn.RNNBase], width: int, n: int = 5, **options: Any) -> Case:
+    torch.manual_seed(7)
+    model = Recurrent(rnn(4, 5, **options), width)
+    return Case(model, cross_entropy, (torch.randn(n, 6, 4), torch.randint(3, (n,))))
 
 
 def lstm(n: int = 5) -> Case:
-    torch.manual_seed(7)
-    return Case(Recurrent(), cross_entropy, (torch.randn(n, 6, 4), torch.randint(3, (n,))), is_mapped=False)
+    return recurrent(nn.LSTM, 15, n, batch_first=True)
+
+
+def deep_lstm(n: int = 5) -> Case:
+    """Two layers in two directions, with dropout that is off, and given its first states."""
+    case = recurrent(nn.LSTM, 50, n, num_layers=2, bidirectional=True, dropout=0.5)
+    case.model.start = nn.Parameter(torch.randn(4, 1, 5))
+
+    def begin(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        h = case.model.start.expand(-1, inputs[0].shape[1], -1).contiguous()
+        return inputs[0], (h, torch.ones(4, h.shape[1], 5))
+
+    case.model.rnn.register_forward_pre_hook(begin)
+    return case
+
+
+def gru(n: int = 5) -> Case:
+    return recurrent(nn.GRU, 20, n, bidirectional=True, bias=False)
+
+
+def elman(n: int = 5) -> Case:
+    """Two layers with relu; the biases of one and a weight are frozen."""
+    case = recurrent(nn.RNN, 15, n, num_layers=2, nonlinearity="relu", batch_first=True)
+    case.model.rnn.bias_ih_l0.requires_grad_(False)
+    case.model.rnn.weight_hh_l1.requires_grad_(False)
+    case.model.rnn.bias_hh_l1.requires_grad_(False)
+    return case
+
+
+class Packed(nn.Module):
+    """A recurrent layer over sequences of any length, packed: lengths are numbers of Python, so it cannot be mapped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 4, padding_idx=0)
+        self.rnn = nn.LSTM(4, 5, batch_first=True)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        lengths = (tokens != 0).sum(1)
+        packed = nn.utils.rnn.pack_padded_sequence(self.embed(tokens), lengths, batch_first=True, enforce_sorted=False)
+        return self.head(self.rnn(packed)[1][0][0])
+
+
+def packed(n: int = 5) -> Case:
+    torch.manual_seed(8)
+    tokens = torch.randint(1, 11, (n, 6))
+    tokens[::2, 4:] = 0
+    return Case(Packed(), cross_entropy, (tokens, torch.randint(3, (n,))), is_mapped=False)
 
 
 def frozen_backbone(n: int = 6) -> Case:
@@ -208,6 +266,10 @@ CASES: dict[str, Callable[..., Case]] = {
     "tied": tied,
     "embedding": embedding,
     "lstm": lstm,
+    "deep_lstm": deep_lstm,
+    "gru": gru,
+    "elman": elman,
+    "packed": packed,
     "frozen_backbone": frozen_backbone,
     "unused_parameter": unused_parameter,
     "mixed_use": mixed_use,

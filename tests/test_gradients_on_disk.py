@@ -177,7 +177,7 @@ def test_a_disk_that_is_too_full(path):
 
 
 def test_methods_other_than_the_first_choice_are_gone_on_with(path):
-    case = CASES["lstm"](20)
+    case = CASES["packed"](20)
     with pytest.warns(UserWarning, match="one by one"):
         collect_gradients(case.model, case.loss_fn, [case.batch], 20, per_sample=True, out=path)
     whole = path.read_bytes()

@@ -10,7 +10,7 @@ from mfac.gradients import collect_gradients
 from mfac.gradients.batches import cut, num_samples
 from mfac.gradients.losses import model_loss
 from mfac.gradients.weight_gradients import RowWriter
-from models import CASES, Case, bert, cross_entropy, mlp, resnet20
+from models import CASES, Case, bert, cross_entropy, mlp, recurrent, resnet20
 
 
 def backward_rows(case: Case) -> Tensor:
@@ -66,17 +66,32 @@ def test_hugging_face_gpt2():
     assert_same_rows(collect(case, method="vmap"), backward_rows(case))
 
 
-def test_recurrent_network_falls_back_with_one_warning():
-    case = CASES["lstm"](20)
-    with pytest.warns(UserWarning, match="taken one by one, because vmap cannot map this model: .*lstm") as caught:
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+@pytest.mark.parametrize("has_biases", [True, False])
+def test_projected_recurrent_network(has_biases):
+    case = recurrent(nn.LSTM, 11, proj_size=3, bias=has_biases)
+    assert_same_rows(collect(case, method="vmap"), backward_rows(case))
+
+
+def test_recurrent_network_whose_weights_are_in_the_loss_too():
+    def decayed(model, batch):
+        return cross_entropy(model, batch) + (model.rnn.weight_hh_l0**2).sum() + (model.rnn.bias_ih_l0**2).sum()
+
+    case = CASES["lstm"]()._replace(loss_fn=decayed)
+    assert_same_rows(collect(case, method="vmap"), backward_rows(case))
+
+
+def test_packed_sequences_fall_back_with_one_warning():
+    case = CASES["packed"](20)
+    with pytest.warns(UserWarning, match="taken one by one, because vmap cannot map this model: .*") as caught:
         rows = collect(case, chunk_size=4)
     assert len(caught) == 1
     torch.testing.assert_close(rows, backward_rows(case), rtol=0, atol=0)
 
 
 def test_method_vmap_says_what_cannot_be_mapped():
-    with pytest.raises(ValueError, match=r'method="vmap" cannot map this model: .*lstm.*; use method="auto"'):
-        collect(CASES["lstm"](), method="vmap")
+    with pytest.raises(ValueError, match=r'method="vmap" cannot map this model: .*; use method="auto"'):
+        collect(CASES["packed"](), method="vmap")
 
 
 def test_loss_that_differentiates_by_itself_falls_back():
@@ -199,7 +214,7 @@ def test_sparse_embeddings():
 def test_chunks_of_one_and_no_warning_at_all():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        case = CASES["lstm"]()
+        case = CASES["packed"]()
         assert collect(case, chunk_size=1).shape[0] == 5
 
 

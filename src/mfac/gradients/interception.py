@@ -5,6 +5,7 @@ under plain autograd, and runs there as one batched layer.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.autograd.function import Function
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from mfac.gradients import recurrent
 from mfac.gradients.weight_gradients import Convolution, Embedding, Linear, RowWriter, Target
 
 
@@ -26,7 +28,7 @@ class BranchError(Exception):
 
 
 class Interception(TorchFunctionMode):
-    """Catches linear, embedding and convolution layers by their weights, attention, and branches on data.
+    """Catches linear, embedding, convolution and recurrent layers by their weights, attention, and branches on data.
 
     Args:
         writer: where the gradients of the caught layers go.
@@ -48,6 +50,10 @@ class Interception(TorchFunctionMode):
             torch.conv2d: self._convolution,
             torch.conv3d: self._convolution,
             F.scaled_dot_product_attention: self._attention,
+            torch.lstm: partial(self._recurrent, recurrent.lstm),
+            torch.gru: partial(self._recurrent, recurrent.gru),
+            torch.rnn_tanh: partial(self._recurrent, recurrent.rnn_tanh),
+            torch.rnn_relu: partial(self._recurrent, recurrent.rnn_relu),
             Tensor.__bool__: self._branch,
         }
 
@@ -56,10 +62,10 @@ class Interception(TorchFunctionMode):
         result = NotImplemented if rule is None else rule(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {})) if result is NotImplemented else result
 
-    def _target(self, weight: Tensor, bias: Tensor | None = None) -> Target | None:
+    def _target(self, weight: Tensor, bias: Tensor | None = None, is_recurrent: bool = False) -> Target | None:
         if id(weight) not in self.caught:
             return None
-        return Target(self.writer, id(weight), None if bias is None else id(bias))
+        return Target(self.writer, id(weight), None if bias is None else id(bias), is_recurrent)
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
         caught = bias if id(bias) in self.caught else None
@@ -118,6 +124,43 @@ class Interception(TorchFunctionMode):
             mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape).expand(len(query), *[-1] * 3)
         return Outside.apply(_attention_outside, query, self.each, key, value, mask, rest, options)
 
+    def _recurrent(
+        self,
+        cell: recurrent.Cell,
+        input: Tensor,
+        hx: Any,
+        weights: Any,
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> Any:
+        # With packed sequences the states come third, and the weights later.
+        if not isinstance(weights, list) or (dropout and train):
+            return NotImplemented
+        states = [hx] if isinstance(hx, Tensor) else list(hx)
+        size = len(weights) // (num_layers * (1 + bidirectional))
+        directions = [self._factors(weights, at, size, has_biases) for at in range(0, len(weights), size)]
+        layers = recurrent.Layers(cell, directions, 1 + bidirectional, batch_first, len(states))
+        targets = [factor.to for factors in directions for factor in factors if factor.to is not None]
+        written = {key for to in targets for key in (to.weight, to.bias)}
+        plain = [weight.detach() if id(weight) in written else weight for weight in weights]
+        return Outside.apply(layers, input, self.each, self.anchor, *states, *plain)
+
+    def _factors(self, weights: list[Tensor], at: int, size: int, has_biases: bool) -> list[recurrent.Factor]:
+        """Those of the direction whose `size` weights begin at `at`: W_ih, W_hh, their biases, W_hr if it projects."""
+        factors = []
+        for i in range(2):
+            bias = at + 2 + i if has_biases else None
+            caught = weights[bias] if bias is not None and id(weights[bias]) in self.caught else None
+            factors.append(recurrent.Factor(at + i, bias, self._target(weights[at + i], caught, is_recurrent=i == 1)))
+        if size % 2:
+            last = at + size - 1
+            factors.append(recurrent.Factor(last, None, self._target(weights[last], is_recurrent=True)))
+        return factors
+
     def _branch(self, condition: Tensor) -> Any:
         if condition.numel() != 1:
             return NotImplemented
@@ -149,7 +192,8 @@ class Outside(Function):
         """Puts the mapped dimension of every tensor first, and expands x where it is the same for all samples."""
         moved = [_first(value, dim) for value, dim in zip(rest, in_dims[3:], strict=True)]
         whole = _first(x, in_dims[1]) if in_dims[1] is not None else x.unsqueeze(0).expand(info.batch_size, *x.shape)
-        return function(whole, *moved), 0
+        result = function(whole, *moved)
+        return result, (0,) * len(result) if isinstance(result, tuple) else 0
 
 
 def _first(value: Any, dim: Any) -> Any:

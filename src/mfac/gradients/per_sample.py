@@ -36,15 +36,16 @@ class MappedGradients:
         self.layout = layout
         self.bytes_per_sample = 0
         self._bound = _Bound(model, loss_fn)
-        layers = [module for module in model.modules() if hasattr(module, "weight") and hasattr(module, "bias")]
-        biases = {id(layer.bias) for layer in layers if isinstance(layer.weight, Tensor) and layer.weight.ndim > 1}
-        # Matrices are repeated only if a use of theirs turns out not to be caught.
+        self._has_recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+        # Matrices, and biases of layers that are caught, are repeated only if a use turns out not to be caught.
+        biases = {id(bias) for module in model.modules() for bias in _biases(module)}
         self._repeated = {id(p) for p in layout.tensors if p.ndim < 2 and id(p) not in biases}
 
     @property
     def is_plain(self) -> bool:
         """Whether all the work is in linear and embedding layers that were caught: mapping is surely faster then."""
-        return all(p.ndim < 2 or (p.ndim == 2 and id(p) not in self._repeated) for p in self.layout.tensors)
+        matrices = [p for p in self.layout.tensors if p.ndim > 1]
+        return not self._has_recurrent and all(p.ndim == 2 and id(p) not in self._repeated for p in matrices)
 
     def fill(
         self,
@@ -142,6 +143,14 @@ class MappedGradients:
             yield
         weights = {p.untyped_storage().data_ptr() for p in self._bound.parameters()}
         self.bytes_per_sample = sum(size for key, size in kept.items() if key not in weights) // count + 1
+
+
+def _biases(module: nn.Module) -> list[Tensor]:
+    """Those that are added to a product with a matrix of the same module."""
+    if isinstance(module, nn.RNNBase):
+        return [p for p in module.parameters(recurse=False) if p.ndim == 1]
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    return [bias] if isinstance(weight, Tensor) and weight.ndim > 1 and isinstance(bias, Tensor) else []
 
 
 class _Bound(nn.Module):

@@ -44,6 +44,7 @@ class RowWriter:
         self.bound = torch.zeros((), device=rows.device)
         """At least as large as any number in the rows: finite if they are, and much cheaper than reading them."""
         self._written: set[int] = set()
+        self._later: dict[Target, list[tuple[Tensor, Tensor]]] = {}
 
     @property
     def count(self) -> int:
@@ -65,6 +66,17 @@ class RowWriter:
             region.copy_(value)
         else:
             region.add_(value)
+
+    def add_linear(self, to: "Target", A: Float[Tensor, "c t o"], B: Float[Tensor, "c t i"]) -> None:
+        """Adds the gradients of a linear layer: its inputs are B, the gradients of its outputs A."""
+        self.add_product(to.weight, A, B)
+        if to.bias is not None:
+            self.add(to.bias, A.sum(1))
+
+    def add_later(self, to: "Target", A: Float[Tensor, "c t o"], B: Float[Tensor, "c t i"]) -> None:
+        """The same, together with all others of this layer in `finish`: one pass over the rows, not one a step."""
+        self._check_open()
+        self._later.setdefault(to, []).append((A.detach(), B.detach()))
 
     def add_product(self, parameter: int, A: Float[Tensor, "c t o"], B: Float[Tensor, "c t i"]) -> None:
         """Adds Aᵀ B of every sample: the weight gradient of a linear layer."""
@@ -100,7 +112,10 @@ class RowWriter:
             table.index_put_((row.unsqueeze(1), line), value, accumulate=True)
 
     def finish(self) -> None:
-        """Zeros for the parameters that nothing was added to."""
+        """What was left for later, and zeros for the parameters that nothing was added to."""
+        for to, pairs in self._later.items():
+            A, B = (torch.cat(steps, 1) for steps in zip(*pairs, strict=True))
+            self.add_linear(to, A, B)
         if self.zeroed:
             return
         for parameter in self.slots.keys() - self._written:
@@ -111,12 +126,15 @@ class RowWriter:
         return self.rows[:, self.slots[parameter]]
 
     def _is_first(self, parameter: int) -> bool:
-        if not self.open:
-            # A loss that differentiates by itself would have its own gradients written into the rows.
-            raise RuntimeError("the loss function calls backward or grad itself")
+        self._check_open()
         first = parameter not in self._written
         self._written.add(parameter)
         return first
+
+    def _check_open(self) -> None:
+        if not self.open:
+            # A loss that differentiates by itself would have its own gradients written into the rows.
+            raise RuntimeError("the loss function calls backward or grad itself")
 
 
 def _largest(x: Tensor) -> Float[Tensor, ""]:
@@ -143,10 +161,9 @@ class Linear(Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """The gradient of x; those of W and b go into the rows."""
         x, W = ctx.saved_tensors
-        A = dy.reshape(len(dy), -1, dy.shape[-1])
-        ctx.to.writer.add_product(ctx.to.weight, A, x.reshape(len(x), -1, x.shape[-1]))
-        if ctx.to.bias is not None:
-            ctx.to.writer.add(ctx.to.bias, A.sum(1))
+        writer = ctx.to.writer
+        add = writer.add_later if ctx.to.is_recurrent else writer.add_linear
+        add(ctx.to, dy.reshape(len(dy), -1, dy.shape[-1]), x.reshape(len(x), -1, x.shape[-1]))
         dx = (dy.to(W.dtype) @ W).to(x.dtype) if ctx.needs_input_grad[0] else None
         return dx, None, None, None, None
 
@@ -209,9 +226,13 @@ class Convolution(Function):
 
 
 class Target:
-    """Which parameters a layer's gradients belong to, by id, and the writer they go to."""
+    """Which parameters a layer's gradients belong to, by id, and the writer they go to.
 
-    def __init__(self, writer: RowWriter, weight: int, bias: int | None = None):
+    A recurrent layer is used many times over, so its gradients are left for later.
+    """
+
+    def __init__(self, writer: RowWriter, weight: int, bias: int | None = None, is_recurrent: bool = False):
         self.writer = writer
         self.weight = weight
         self.bias = bias
+        self.is_recurrent = is_recurrent
