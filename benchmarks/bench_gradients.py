@@ -1,24 +1,26 @@
 """Rows per second of `collect_gradients` against a plain loop of `backward()` calls, and its peak memory.
 
     python benchmarks/bench_gradients.py                     # writes benchmarks/results/gradients.json
-    python benchmarks/bench_gradients.py --rounds 1 --out /dev/null --only mlp
+    python benchmarks/bench_gradients.py --seconds 1 --out /dev/null --only mlp
 
-Times are taken in turn in the same process and the best of the rounds counts. With one thread they are processor time,
-so that other processes count less; the committed figures are for one (OMP_NUM_THREADS=1).
+Times are taken in turn in the same process; ratios are medians of the ratios of each turn, rows per second are of the
+fastest. With one thread they are processor time, so that other processes count less; the committed figures are for one
+(OMP_NUM_THREADS=1).
 
-Both sides are given the same batches, cut them into samples themselves, and store their rows, in memory that has been
-touched and zeroed before, outside the timed part. Nor do they give memory back to the system in between. Both are about
-page faults: they cost anything from a tenth of a microsecond to four on virtual machines, how many there are is decided
-by the order of things on the heap, and they would drown the rest.
+All sides are given the same batches, cut them into samples themselves, and store their rows in the same memory, which
+has been touched and zeroed before, outside the timed part. Nor do they give memory back to the system in between. Both
+are about page faults: they cost anything from a tenth of a microsecond to four on virtual machines, how many there are
+is decided by the order of things on the heap, and they would drown the rest.
 
-`overhead` is the share of the time of `collect_gradients` that is spent neither in the loss function (forward) nor in
-`torch.autograd.grad` (backward), by clocks around the two; `overhead_but_storing` leaves out the writing of the row
-too. Both are medians over the rounds. An MLP does a few operations a weight and sample, so its overhead is about that
-of writing the row over the samples in a batch: it is measured for batches of three sizes.
+`overhead` is the share of the time of `collect_gradients` by which it exceeds forward and backward alone: the same
+losses and `torch.autograd.grad`, whose result is dropped. `plain_overhead` is that of the plain loop, which stores its
+rows and does nothing else. An MLP does a few operations a weight and sample, so its overhead is about that of writing
+the row over the samples in a batch: it is measured for batches of several sizes.
 """
 
 import argparse
 import ctypes
+import itertools
 import json
 import subprocess
 import sys
@@ -37,7 +39,7 @@ from torch import Tensor, nn
 from timing import environment
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from mfac.gradients import collect_gradients, per_sample, row_sinks
+from mfac.gradients import collect_gradients, row_sinks
 from mfac.gradients.batches import cut
 from models import Case, bert, cross_entropy, resnet20
 
@@ -78,31 +80,74 @@ class Reader(nn.Module):
 
 
 def lstm() -> Case:
-    """A model that cannot be mapped."""
     torch.manual_seed(0)
     return Case(Reader(), cross_entropy, (torch.randn(SAMPLES, 28, 28), torch.randint(10, (SAMPLES,))))
 
 
-CASES: dict[str, Callable[[], Case]] = {"mlp": lenet, "bert_tiny": bert_tiny, "resnet20": resnet, "lstm": lstm}
-REPEATS = {"mlp": 64, "lstm": 4}  # of the batches: enough rows for the time that a call takes besides
-SINGLES = {"mlp": 512, "lstm": 512}  # rows of a sample each, if not 128: those are over in a blink
-LARGER_BATCHES = (512, 1024)  # of the MLP
+class PackedReader(nn.Module):
+    """An LSTM over sentences of any length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(2000, 64, padding_idx=0)
+        self.rnn = nn.LSTM(64, 128, batch_first=True)
+        self.head = nn.Linear(128, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        lengths = (tokens != 0).sum(1)
+        packed = nn.utils.rnn.pack_padded_sequence(self.embed(tokens), lengths, batch_first=True, enforce_sorted=False)
+        return self.head(self.rnn(packed)[1][0][0])
+
+
+def packed_lstm() -> Case:
+    """A model that cannot be mapped; sentences of 16 to 32 tokens."""
+    torch.manual_seed(0)
+    tokens = torch.randint(1, 2000, (SAMPLES, 32)) * (torch.arange(32) < torch.randint(16, 33, (SAMPLES, 1)))
+    return Case(PackedReader(), cross_entropy, (tokens, torch.randint(2, (SAMPLES,))))
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "mlp": lenet,
+    "bert_tiny": bert_tiny,
+    "resnet20": resnet,
+    "lstm": lstm,
+    "packed_lstm": packed_lstm,
+}
+REPEATS = {"mlp": 32, "lstm": 4, "packed_lstm": 4}  # of the batches: enough rows for what a call takes besides
+SINGLES = {"mlp": 512, "lstm": 512, "packed_lstm": 256}  # rows of a sample each, if not 128: those are over in a blink
+LARGER_BATCHES = (256, 512, 1024)  # of the MLP
 
 
 def clock() -> float:
     return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
-def times(rounds: int, memory: Tensor, *functions: Callable[[], Any]) -> list[list[float]]:
-    """Seconds, a list for each function: taken in turn, round by round, so that all see the same machine."""
+def times(budget: float, memory: Tensor, *functions: Callable[[], Any]) -> list[list[float]]:
+    """Seconds, a list for each function: taken in turn, so that all see the same machine, until the budget is spent."""
     taken: list[list[float]] = [[] for _ in functions]
-    for _ in range(rounds):
-        for function, seconds in zip(functions, taken, strict=True):
+    start_of_all = time.perf_counter()
+    for turn in itertools.count():
+        if turn and time.perf_counter() - start_of_all > budget:
+            return taken
+        for i in range(len(functions)):
+            which = (i + turn) % len(functions)  # none is always the one that comes after another
             memory.zero_()
             start = clock()
-            function()
-            seconds.append(clock() - start)
-    return taken
+            functions[which]()
+            taken[which].append(clock() - start)
+    raise AssertionError
+
+
+def ratio(numerators: list[float], denominators: list[float]) -> float:
+    """The median over the rounds."""
+    return median(a / b for a, b in zip(numerators, denominators, strict=True))
+
+
+def forward_and_backward(case: Case, batches: list[Any]) -> None:
+    """What every way to a gradient has to do; the gradients are dropped."""
+    parameters = list(case.model.parameters())
+    for batch in batches:
+        torch.autograd.grad(case.loss_fn(case.model, batch), parameters, allow_unused=True)
 
 
 def plain_loop(case: Case, batches: list[Any], rows: Tensor | None, samples: int = 0) -> None:
@@ -126,6 +171,11 @@ def _samples(batches: list[Any], count: int) -> Iterator[Any]:
             yield {key: tensor[j : j + 1] for key, tensor in batch.items()}
 
 
+def row_memory(rows: int, dim: int) -> Tensor:
+    """As `collect_gradients` would have it."""
+    return row_sinks._untouched_zeros(rows, dim, torch.float32, torch.device("cpu"))
+
+
 @contextmanager
 def memory_touched_before(memory: Tensor) -> Iterator[None]:
     """Lets `collect_gradients` have its rows in this memory instead of fresh pages."""
@@ -137,93 +187,65 @@ def memory_touched_before(memory: Tensor) -> Iterator[None]:
         row_sinks._untouched_zeros = fresh
 
 
-class Clocks:
-    """Seconds spent in functions while `running`; a function is wrapped where it is looked up."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            start = time.perf_counter()
-            result = function(*arguments, **options)
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-            return result
-
-        return call
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        self.seconds.clear()
-        grad, store = torch.autograd.grad, per_sample._store
-        torch.autograd.grad, per_sample._store = self.timed("backward", grad), self.timed("storing", store)
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds["all"] = time.perf_counter() - start
-            torch.autograd.grad, per_sample._store = grad, store
-
-    def share_outside(self, *names: str) -> float:
-        return 1 - sum(self.seconds[name] for name in names) / self.seconds["all"]
-
-
-def measure(name: str, rounds: int) -> dict[str, Any]:
+def measure(name: str, budget: float) -> dict[str, Any]:
     case = CASES[name]()
     case.model.eval()
     dim = sum(p.numel() for p in case.model.parameters())
     batches = [cut(case.batch, i, i + BATCH) for i in range(0, SAMPLES, BATCH)]
     found: dict[str, Any] = {
         "parameters": dim,
-        "batch": measure_batches(case, REPEATS.get(name, 1) * batches, dim, rounds),
-        "per_sample": measure_samples(case, batches, SINGLES.get(name, 128), dim, rounds),
+        "batch": measure_batches(case, REPEATS.get(name, 1) * batches, dim, budget),
+        "per_sample": measure_samples(case, batches, SINGLES.get(name, 128), dim, budget),
     }
     for size in LARGER_BATCHES if name == "mlp" else ():
-        found[f"batch of {size}"] = measure_batches(case, 64 * [lenet(size).batch], dim, rounds)
+        found[f"batch of {size}"] = measure_batches(case, 64 * [lenet(size).batch], dim, budget)
     return found
 
 
-def measure_batches(case: Case, batches: list[Any], dim: int, rounds: int) -> dict[str, float]:
-    memory = torch.zeros(len(batches), dim)
-    clocks, overheads, but_storing = Clocks(), [], []
-    loss_fn = clocks.timed("forward", case.loss_fn)
+def measure_batches(case: Case, batches: list[Any], dim: int, budget: float) -> dict[str, float]:
+    memory = row_memory(len(batches), dim)
 
     def collect() -> None:
-        with memory_touched_before(memory), clocks.running():
-            collect_gradients(case.model, loss_fn, batches, len(batches))
-        overheads.append(clocks.share_outside("forward", "backward"))
-        but_storing.append(clocks.share_outside("forward", "backward", "storing"))
+        collect_gradients(case.model, case.loss_fn, batches, len(batches))
 
-    plain, ours = times(rounds, memory, lambda: plain_loop(case, batches, memory), collect)
+    with memory_touched_before(memory):
+        plain, ours, bare = times(
+            budget,
+            memory,
+            lambda: plain_loop(case, batches, memory),
+            collect,
+            lambda: forward_and_backward(case, batches),
+        )
     return _figures(len(batches), plain, ours) | {
-        "overhead": round(median(overheads), 4),
-        "overhead_but_storing": round(median(but_storing), 4),
+        "overhead": round(1 - ratio(bare, ours), 4),
+        "plain_overhead": round(1 - ratio(bare, plain), 4),
     }
 
 
-def measure_samples(case: Case, batches: list[Any], samples: int, dim: int, rounds: int) -> dict[str, float]:
-    memory = torch.zeros(samples, dim)
+def measure_samples(case: Case, batches: list[Any], samples: int, dim: int, budget: float) -> dict[str, float]:
+    memory = row_memory(samples, dim)
 
     def collect(**options: Any) -> None:
-        with memory_touched_before(memory), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that the LSTM cannot be mapped
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that packed sequences cannot be mapped
             collect_gradients(case.model, case.loss_fn, batches, samples, per_sample=True, **options)
 
-    plain, ours, loop = times(
-        rounds,
-        memory,
-        lambda: plain_loop(case, batches, memory, samples),
-        collect,
-        lambda: collect(method="loop"),
-    )
-    return _figures(samples, plain, ours) | {"loop_speedup": round(min(plain) / min(loop), 2)}
+    with memory_touched_before(memory):
+        plain, ours, loop = times(
+            budget,
+            memory,
+            lambda: plain_loop(case, batches, memory, samples),
+            collect,
+            lambda: collect(method="loop"),
+        )
+    return _figures(samples, plain, ours) | {"loop_speedup": round(ratio(plain, loop), 3)}
 
 
 def _figures(rows: int, plain: list[float], ours: list[float]) -> dict[str, float]:
     return {
         "plain_rows_per_second": round(rows / min(plain), 1),
         "rows_per_second": round(rows / min(ours), 1),
-        "speedup": round(min(plain) / min(ours), 2),
+        "speedup": round(ratio(plain, ours), 3),
     }
 
 
@@ -262,7 +284,7 @@ def _lines(path: str) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--seconds", type=float, default=30, help="for each row of figures")
     parser.add_argument("--only", choices=CASES, default=None)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gradients.json")
     parser.add_argument("--memory", choices=["batch", "per_sample"], default=None, help=argparse.SUPPRESS)
@@ -274,10 +296,10 @@ def main() -> None:
     results: dict[str, Any] = {
         "command": "OMP_NUM_THREADS=1 python benchmarks/bench_gradients.py",
         "environment": environment() | {"transformers": version("transformers")},
-        "rounds": arguments.rounds,
+        "seconds": arguments.seconds,
     }
     for name in [arguments.only] if arguments.only else CASES:
-        results[name] = measure(name, arguments.rounds)
+        results[name] = measure(name, arguments.seconds)
         print(name, json.dumps(results[name], indent=2))
     results["peak_memory"] = {
         mode: json.loads(subprocess.check_output([sys.executable, __file__, "--memory", mode]))

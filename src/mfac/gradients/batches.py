@@ -103,6 +103,12 @@ def cut(batch: Batch, start: int, stop: int) -> Batch:
     return map_tensors(batch, lambda tensor: tensor.narrow(0, start, stop - start) if tensor.ndim else tensor)
 
 
+def singles(batch: Batch) -> Iterator[Batch]:
+    """Batches of one sample each; views."""
+    for leaves in zip(*(tensor.split(1) for tensor in sample_tensors(batch)), strict=True):
+        yield with_sample_tensors(batch, leaves)
+
+
 def move(batch: Batch, device: torch.device) -> Batch:
     """The batch with its tensors on `device`; the batch itself where they are there already."""
     if all(tensor.device == device for tensor in tensors(batch)):

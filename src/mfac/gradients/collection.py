@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mfac.gradients.batches import Batch, cut, num_samples, numbered, placed
+from mfac.gradients.batches import Batch, numbered
+from mfac.gradients.chunks import Samples, Stream, Stretch, samples, stretches
 from mfac.gradients.fillers import BatchFiller, Plan, SampleFiller, Task
 from mfac.gradients.losses import OutputFn, SampleFn, sampled_loss
 from mfac.gradients.model_state import evaluation
@@ -20,6 +21,7 @@ from mfac.layout import ParameterLayout
 from mfac.progress import row_progress
 
 Filler = BatchFiller | SampleFiller
+ROWS_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -82,17 +84,16 @@ class Collection:
 
     def filler(self, task: Task) -> Filler:
         """What fills the rows of a run that starts and ends here."""
+        if not self.per_sample:
+            return BatchFiller(task, ROWS_AT_ONCE)
         measure = not torch.are_deterministic_algorithms_enabled()
-        return self._filler(task, None, measure)
+        return SampleFiller(task, self.method, self.chunk_size, measure=measure)
 
     def resumable_filler(self, task: Task, plan: Plan | None) -> Filler:
         """What fills the rows of a run that may go on from an earlier one: two such runs give the same bits."""
-        return self._filler(task, plan, measure=False)
-
-    def _filler(self, task: Task, plan: Plan | None, measure: bool) -> Filler:
         if not self.per_sample:
-            return BatchFiller(task)
-        return SampleFiller(task, self.method, self.chunk_size, plan, measure)
+            return BatchFiller(task, 1)  # a row that is made is written
+        return SampleFiller(task, self.method, self.chunk_size, plan)
 
     def run(self, task: Task, batches: Iterable[Batch], begin: Callable[[Batch], tuple[RowSink, Filler]]) -> None:
         """Fills the sink that `begin` gives when it is shown the first batch.
@@ -121,28 +122,18 @@ class Collection:
         if sink.done >= self.num_grads:
             return
         with row_progress(self.num_grads, sink.done, self.progress) as advance:
-            for chunk in self._chunks(itertools.chain(head, stream), filler, piece or self.num_grads):
-                if chunk.stop > sink.done:
-                    advance(_add_rows(task, filler, sink, chunk))
+            for chunk in self._chunks(itertools.chain(head, stream), filler, sink, piece or self.num_grads):
+                if added := _add_rows(filler, sink, chunk):
+                    advance(added)
                     yield
 
-    def _chunks(self, stream: Iterator[tuple[int, Batch]], filler: Filler, piece: int) -> Iterator["_Chunk"]:
-        """Cuts the batches; the cuts do not depend on where a run was interrupted."""
-        row, index = 0, -1
-        for index, batch in stream:
-            count = num_samples(batch, index) if isinstance(filler, SampleFiller) else 1
-            start = 0
-            while start < count and row < self.num_grads:
-                if isinstance(filler, SampleFiller):
-                    length = min(filler.chunk_length(row), count - start, self.num_grads - row, piece - row % piece)
-                    yield _Chunk(index, cut(batch, start, start + length), start, row, length)
-                else:
-                    length = 1
-                    yield _Chunk(index, batch, None, row, 1)
-                start, row = start + length, row + length
-            if row == self.num_grads:
-                return
-        found = f"{row} samples in {index + 1} batches" if self.per_sample else f"{row} batches"
+    def _chunks(self, stream: Stream, filler: Filler, sink: RowSink, piece: int) -> Iterator[Samples | Stretch]:
+        if isinstance(filler, SampleFiller):
+            found = yield from samples(stream, filler, sink, self.num_grads, piece)
+        else:
+            found = yield from stretches(stream, filler, sink, self.num_grads, piece)
+        if found is None:
+            return
         asked = f"num_grads={self.num_grads} rows were asked for"
         if self.total is not None:
             asked = f"num_grads={self.total} rows were asked for, {self.num_grads} of them from this rank,"
@@ -152,39 +143,18 @@ class Collection:
         )
 
 
-@dataclass(slots=True)
-class _Chunk:
-    """`count` rows from `row` on: one of a whole batch, or those of its samples from `sample` on."""
-
-    index: int
-    batch: Batch
-    sample: int | None
-    row: int
-    count: int
-
-    @property
-    def stop(self) -> int:
-        return self.row + self.count
-
-    def name(self, position: int) -> str:
-        """For messages."""
-        return (
-            f"batch {self.index}" if self.sample is None else f"sample {self.sample + position} of batch {self.index}"
-        )
-
-
-def _add_rows(task: Task, filler: Filler, sink: RowSink, chunk: _Chunk) -> int:
+def _add_rows(filler: Filler, sink: RowSink, chunk: Samples | Stretch) -> int:
     """Fills the rows of a chunk that the sink does not have, and returns how many they are."""
     known = sink.done - chunk.row
     room, zeroed = sink.room(chunk.count - known)
     # A chunk that was half written is done again as a whole: the same chunk gives the same bits.
     rows = room if known == 0 else room.new_empty(chunk.count, room.shape[1])
-    batch = placed(chunk.batch, task.batch_device)
-    filled = filler.fill(batch, rows, chunk.row, zeroed and known == 0)
-    bad = _first_not_finite(filled, rows)
+    filled = filler.fill(chunk.batch, rows, chunk.row, zeroed and known == 0)
+    count = len(filled.losses)
+    bad = _first_not_finite(filled, rows[:count])
     if known:
         room.copy_(rows[known:])
-    sink.take((chunk.count if bad is None else bad) - known)
+    sink.take((count if bad is None else bad) - known)
     if bad is not None:
         loss = filled.losses[bad]
         what = "gradient" if math.isfinite(loss) else f"loss ({loss})"
@@ -192,7 +162,7 @@ def _add_rows(task: Task, filler: Filler, sink: RowSink, chunk: _Chunk) -> int:
             f"the {what} of {chunk.name(bad)} is not finite; the {sink.done} rows before it are good. Look at that "
             f"batch and at the scale of the loss, or use a dtype of wider range than {rows.dtype}"
         )
-    return chunk.count - known
+    return count - known
 
 
 def _first_not_finite(filled: Filled, rows: Float[Tensor, "c d"]) -> int | None:

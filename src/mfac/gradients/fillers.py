@@ -3,7 +3,7 @@
 import math
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mfac.gradients.batches import Batch, cut
+from mfac.gradients.batches import Batch, cut, singles
 from mfac.gradients.losses import SampleFn
 from mfac.gradients.model_state import RowSeeds
 from mfac.gradients.one_batch import BatchGradient, Filled, LossFn
@@ -23,6 +23,7 @@ from mfac.memory import available_memory
 ACTIVATION_BYTES = 96 * 2**20
 FIRST_CHUNK = 8
 LARGEST_CHUNK = 128
+SECONDS_AT_ONCE = 0.05
 
 
 @dataclass
@@ -58,14 +59,15 @@ class Task:
             seeds.start(self._seed(row, 1))
             return self.draw(self.model, batch)
 
-    def loop(self, batches: Iterable[Batch], out: Float[Tensor, "c d"], row: int) -> Filled:
-        """Fills one row a batch, one after the other."""
-        fill = self._gradient.fill
-        with self._seeds as seeds:
-            checks = []
-            for position, (batch, into) in enumerate(zip(batches, out.unbind(), strict=True)):
+    def loop(self, batches: Iterable[Batch], out: Float[Tensor, "c d"], row: int, seconds: float = math.inf) -> Filled:
+        """Fills one row a batch, one after the other, until the batches or the seconds are over."""
+        start, checks = time.perf_counter(), []
+        for position, (batch, into) in enumerate(zip(batches, out.unbind(), strict=False)):
+            with self._seeds as seeds:
                 seeds.start(self._seed(row + position, 0))
-                checks.append(fill(batch, into))
+                checks.append(self._gradient.fill(batch, into))
+            if time.perf_counter() - start > seconds:
+                break
         # Numbers are asked for when all rows are on their way: an accelerator would have to be waited for at each.
         losses = [float(loss) for loss, _ in checks]
         return Filled(losses, math.isfinite(sum(losses) + sum(total.item() for _, total in checks)))
@@ -102,16 +104,18 @@ class Plan:
 
 
 class BatchFiller:
-    """One row a batch."""
+    """One row a batch, at most `at_once` of them at a time: fewer if they take long, so that progress shows."""
 
     plan: Plan | None = None
 
-    def __init__(self, task: Task):
+    def __init__(self, task: Task, at_once: int):
         self.task = task
+        self.at_once = at_once
 
-    def fill(self, batch: Batch, out: Float[Tensor, "1 d"], row: int, zeroed: bool) -> Filled:
-        """Writes the row."""
-        return self.task.loop([self.task.labelled(batch, row)], out, row)
+    def fill(self, batches: Iterator[Batch], out: Float[Tensor, "c d"], row: int, zeroed: bool) -> Filled:
+        """Writes rows for as many batches as are drawn."""
+        labelled = (self.task.labelled(batch, row + position) for position, batch in enumerate(batches))
+        return self.task.loop(labelled, out, row, SECONDS_AT_ONCE)
 
 
 class SampleFiller:
@@ -216,7 +220,7 @@ class SampleFiller:
         return not layout.masked and (out.dtype, out.device) == (layout.dtype, layout.device)
 
     def _loop(self, batch: Batch, out: Tensor, row: int) -> Filled:
-        return self.task.loop((cut(batch, i, i + 1) for i in range(len(out))), out, row)
+        return self.task.loop(singles(batch), out, row)
 
     def _fall_back(self, batch: Batch, out: Tensor, row: int, error: Exception) -> Filled:
         """The loop; where that fails too, the fault is not vmap's and the loop's error is the one to see."""
