@@ -3,6 +3,7 @@
 import itertools
 import random
 import sys
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from mfac import progress as progress_module
 from mfac.blocks import FisherBlocks
-from mfac.gradients import accumulate_fisher, collect_gradients, row_sinks
+from mfac.gradients import accumulate_fisher, collect_gradients, collection, fillers, row_sinks
 from mfac.gradients.losses import criterion_loss, model_loss
 from mfac.static import StaticInverseFisher
 from models import CASES, bert, cnn, cross_entropy, mlp
@@ -45,6 +46,57 @@ def test_a_data_loader_and_no_more_batches_than_needed():
     taken = itertools.count()
     collect_gradients(case.model, case.loss_fn, (batch for batch, _ in zip(endless, taken, strict=False)), 4)
     assert next(taken) == 4
+
+
+def test_batches_whose_memory_is_used_again_for_the_next():
+    case = mlp(40)
+    batches = batches_of(case, 2)
+    buffer = tuple(torch.empty_like(part) for part in batches[0])
+
+    def refilled():
+        for batch in batches:
+            for into, part in zip(buffer, batch, strict=True):
+                into.copy_(part)
+            yield buffer
+
+    rows = collect_gradients(case.model, case.loss_fn, refilled(), len(batches))
+    assert torch.equal(rows, collect_gradients(case.model, case.loss_fn, batches, len(batches)))
+
+
+def test_batches_that_are_drawn_at_random_are_not_disturbed_by_the_rows():
+    case = mlp(4)
+    seen = []
+
+    def drawn():
+        while True:
+            seen.append(torch.randn(4, 5))
+            yield seen[-1], case.batch[1]
+
+    def noisy(model, batch):
+        return cross_entropy(model, batch) * torch.rand(())
+
+    torch.manual_seed(3)
+    collect_gradients(case.model, noisy, drawn(), 20)
+    torch.manual_seed(3)
+    assert all(torch.equal(inputs, torch.randn(4, 5)) for inputs in seen)
+
+
+def test_progress_after_every_row_that_takes_long(monkeypatch):
+    counts = []
+
+    @contextmanager
+    def counting(total, done, progress):
+        yield counts.append
+
+    monkeypatch.setattr(collection, "row_progress", counting)
+    monkeypatch.setattr(fillers, "SECONDS_AT_ONCE", float("inf"))
+    case = mlp(40)
+    at_once = collect_gradients(case.model, case.loss_fn, batches_of(case, 2), 20)
+    assert counts == [16, 4]
+    counts.clear()
+    monkeypatch.setattr(fillers, "SECONDS_AT_ONCE", 0.0)
+    assert torch.equal(collect_gradients(case.model, case.loss_fn, batches_of(case, 2), 20), at_once)
+    assert counts == [1] * 20
 
 
 def test_the_last_row_is_filled():
