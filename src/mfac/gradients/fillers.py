@@ -55,7 +55,7 @@ class Task:
         """The batch that the loss is given."""
         if self.draw is None:
             return batch
-        with torch.no_grad(), self._seeds as seeds:
+        with torch.no_grad(), self.seeds as seeds:
             seeds.start(self._seed(row, 1))
             return self.draw(self.model, batch)
 
@@ -63,7 +63,7 @@ class Task:
         """Fills one row a batch, one after the other, until the batches or the seconds are over."""
         start, checks = time.perf_counter(), []
         for position, (batch, into) in enumerate(zip(batches, out.unbind(), strict=False)):
-            with self._seeds as seeds:
+            with self.seeds as seeds:
                 seeds.start(self._seed(row + position, 0))
                 checks.append(self._gradient.fill(batch, into))
             if time.perf_counter() - start > seconds:
@@ -74,7 +74,7 @@ class Task:
 
     def mapped(self, mapping: MappedGradients, batch: Batch, out: Tensor, row: int, zeroed: bool) -> Filled:
         """Fills the rows of a chunk."""
-        with self._seeds as seeds:
+        with self.seeds as seeds:
             seeds.start(self._seed(row, 0))
             return mapping.fill(batch, out, zeroed)
 
@@ -83,7 +83,8 @@ class Task:
         return BatchGradient(self.model, self.loss_fn, self.layout)
 
     @cached_property
-    def _seeds(self) -> RowSeeds:
+    def seeds(self) -> RowSeeds:
+        """What the rows' random numbers are drawn from."""
         return RowSeeds(self.device)
 
     def _seed(self, row: int, purpose: int) -> int:
@@ -220,7 +221,8 @@ class SampleFiller:
         return not layout.masked and (out.dtype, out.device) == (layout.dtype, layout.device)
 
     def _loop(self, batch: Batch, out: Tensor, row: int) -> Filled:
-        return self.task.loop(singles(batch), out, row)
+        with self.task.seeds:
+            return self.task.loop(singles(batch), out, row)
 
     def _fall_back(self, batch: Batch, out: Tensor, row: int, error: Exception) -> Filled:
         """The loop; where that fails too, the fault is not vmap's and the loop's error is the one to see."""
