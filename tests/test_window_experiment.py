@@ -65,16 +65,16 @@ def test_runs_are_saved_and_told(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("measure", "name", "storages"),
     [(lambda: windows.measure_sentences([1]), "sst2", windows.CHOSEN),
-     (windows.measure_bert_tiny, "bert_tiny", ("top-k 1 %", "int8"))],
+     (lambda: windows.measure_bert_tiny("bert_short"), "bert_short", ("top-k 1 %", "int8", "float32"))],
     ids=["MiniLM", "BERT-tiny"],
 )  # fmt: skip
 def test_sentences(measure, name, storages, tmp_path, monkeypatch):
     """Two steps, windows that these fill, and the sentences of the development set: reading all others takes long."""
     read = bert.examples
     monkeypatch.setattr(bert, "examples", lambda task, _, settings: read(task, "dev", settings))
-    for settings in ("SST2", "BERT_TINY"):
-        short = replace(getattr(windows, settings), steps=2, window=2, dev=4, train=48, longest=24)
-        monkeypatch.setattr(windows, settings, short)
+    short = replace(windows.SST2, steps=2, window=2, dev=4, train=48, longest=24)
+    monkeypatch.setattr(windows, "SST2", short)
+    monkeypatch.setitem(windows.BERTS, "bert_short", short)
     measure()
     cells = json.loads((tmp_path / f"windows_{name}.json").read_text())["cells"]
     assert set(cells) == {f"run, {key}, seed 1" for key in storages}

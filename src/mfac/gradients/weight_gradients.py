@@ -80,8 +80,8 @@ class RowWriter:
 
     def add_product(self, parameter: int, A: Float[Tensor, "c t o"], B: Float[Tensor, "c t i"]) -> None:
         """Adds Aᵀ B of every sample: the weight gradient of a linear layer."""
+        self.bound += _largest(A) * _largest(B) * A.shape[1]
         A, B = A.to(self.rows.dtype).transpose(1, 2), B.to(self.rows.dtype)
-        self.bound += _largest(A) * _largest(B) * A.shape[2]
         if self.index is not None:
             self._add(parameter, torch.bmm(A, B))
             return
