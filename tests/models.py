@@ -180,6 +180,28 @@ def elman(n: int = 5) -> Case:
     return case
 
 
+class Cells(nn.Module):
+    """Cells of every kind, stepped by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.gru = nn.LSTMCell(4, 5), nn.GRUCell(4, 5, bias=False)
+        self.tanh, self.relu = nn.RNNCell(4, 5), nn.RNNCell(4, 5, nonlinearity="relu")
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = c = a = b = d = torch.zeros(len(x), 5)
+        for step in x.unbind(1):
+            h, c = self.lstm(step, (h, c))
+            a, b, d = self.gru(step, a), self.tanh(step, b), self.relu(step, d)
+        return self.head(h + a + b + d)
+
+
+def cells(n: int = 5) -> Case:
+    torch.manual_seed(7)
+    return Case(Cells(), cross_entropy, (torch.randn(n, 6, 4), torch.randint(3, (n,))))
+
+
 class Packed(nn.Module):
     """A recurrent layer over sequences of any length, packed: lengths are numbers of Python, so it cannot be mapped."""
 
@@ -269,6 +291,7 @@ CASES: dict[str, Callable[..., Case]] = {
     "deep_lstm": deep_lstm,
     "gru": gru,
     "elman": elman,
+    "cells": cells,
     "packed": packed,
     "frozen_backbone": frozen_backbone,
     "unused_parameter": unused_parameter,

@@ -106,6 +106,44 @@ def test_loss_that_differentiates_by_itself_falls_back():
     assert_same_rows(rows, backward_rows(case))
 
 
+def test_layers_whose_outputs_are_changed_in_place():
+    class Changing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.mix = nn.Embedding(9, 4), nn.Linear(4, 4)
+            self.convolve, self.rnn = nn.Conv1d(4, 5, 3, padding=1), nn.GRU(5, 3, batch_first=True)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            hidden = self.embed(tokens)
+            hidden *= 2
+            hidden = self.convolve(self.mix(hidden).tanh_().transpose(1, 2)).sigmoid_().transpose(1, 2)
+            outputs = self.rnn(hidden)[0]
+            outputs += 1
+            return outputs[:, -1]
+
+    torch.manual_seed(0)
+    case = Case(Changing(), cross_entropy, (torch.randint(9, (6, 5)), torch.randint(3, (6,))))
+    assert_same_rows(collect(case, method="vmap"), backward_rows(case))
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@pytest.mark.parametrize("what", ["matrix", "vector", "module", "whole model"])
+def test_backward_hooks_fall_back(what):
+    case = mlp()
+    if what == "matrix":
+        case.model[0].weight.register_hook(lambda grad: grad * 2)
+    elif what == "vector":
+        case.model[2].bias.register_hook(lambda grad: grad * 2)
+    elif what == "module":
+        case.model[1].register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * 2,))
+    else:
+        case.model.register_full_backward_pre_hook(lambda module, outputs: (outputs[0] * 2,))
+    name = {"matrix": "0.weight", "vector": "2.bias", "module": "the module 1", "whole model": "the model"}[what]
+    with pytest.warns(UserWarning, match=f"cannot map this model: {name} has a backward hook"):
+        rows = collect(case)
+    assert_same_rows(rows, backward_rows(case))
+
+
 class Holding(nn.Module):
     """Uses its parameters through a list, where no copies of them can be put."""
 

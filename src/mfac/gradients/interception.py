@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from mfac.gradients import recurrent
-from mfac.gradients.weight_gradients import Convolution, Embedding, Linear, RowWriter, Target
+from mfac.gradients.weight_gradients import RowWriter, Target, convolution, embedding, linear
 
 
 class BranchError(Exception):
@@ -54,6 +54,10 @@ class Interception(TorchFunctionMode):
             torch.gru: partial(self._recurrent, recurrent.gru),
             torch.rnn_tanh: partial(self._recurrent, recurrent.rnn_tanh),
             torch.rnn_relu: partial(self._recurrent, recurrent.rnn_relu),
+            torch.lstm_cell: partial(self._cell, recurrent.lstm),
+            torch.gru_cell: partial(self._cell, recurrent.gru),
+            torch.rnn_tanh_cell: partial(self._cell, recurrent.rnn_tanh),
+            torch.rnn_relu_cell: partial(self._cell, recurrent.rnn_relu),
             Tensor.__bool__: self._branch,
         }
 
@@ -73,7 +77,7 @@ class Interception(TorchFunctionMode):
         if to is None:
             return NotImplemented
         b = None if caught is None else caught.detach()
-        y = Outside.apply(_linear_outside, input, self.each, weight.detach(), b, self.anchor, to)
+        y = Outside.apply(linear, input, self.each, weight.detach(), b, self.anchor, to)
         return y if bias is None or caught is not None else y + bias
 
     def _embedding(
@@ -90,7 +94,7 @@ class Interception(TorchFunctionMode):
         if to is None or max_norm is not None or scale_grad_by_freq:
             return NotImplemented
         padding = padding_idx % len(weight) if padding_idx is not None else None
-        return Outside.apply(_embedding_outside, input, self.each, weight.detach(), self.anchor, padding, to)
+        return Outside.apply(embedding, input, self.each, weight.detach(), self.anchor, padding, to)
 
     def _convolution(
         self,
@@ -108,7 +112,7 @@ class Interception(TorchFunctionMode):
             return NotImplemented
         options = (stride, padding, dilation, groups)
         b = None if caught is None else caught.detach()
-        y = Outside.apply(_convolution_outside, input, self.each, weight.detach(), b, self.anchor, options, to)
+        y = Outside.apply(convolution, input, self.each, weight.detach(), b, self.anchor, options, to)
         if bias is None or caught is not None:
             return y
         return y + bias.view(-1, *[1] * (weight.ndim - 2))
@@ -140,22 +144,49 @@ class Interception(TorchFunctionMode):
         # With packed sequences the states come third, and the weights later.
         if not isinstance(weights, list) or (dropout and train):
             return NotImplemented
-        states = [hx] if isinstance(hx, Tensor) else list(hx)
         size = len(weights) // (num_layers * (1 + bidirectional))
-        directions = [self._factors(weights, at, size, has_biases) for at in range(0, len(weights), size)]
-        layers = recurrent.Layers(cell, directions, 1 + bidirectional, batch_first, len(states))
-        targets = [factor.to for factors in directions for factor in factors if factor.to is not None]
+        factors = [self._factors(weights, at, size, has_biases) for at in range(0, len(weights), size)]
+        states = [hx] if isinstance(hx, Tensor) else list(hx)
+        layers = recurrent.Layers(cell, factors, 1 + bidirectional, batch_first, len(states))
+        return self._run(layers, input, states, weights)
+
+    def _cell(
+        self,
+        cell: recurrent.Cell,
+        input: Tensor,
+        hx: Any,
+        w_ih: Tensor,
+        w_hh: Tensor,
+        b_ih: Tensor | None = None,
+        b_hh: Tensor | None = None,
+    ) -> Any:
+        """A layer of one step, which is used many times over."""
+        weights = [w_ih, w_hh] if b_ih is None or b_hh is None else [w_ih, w_hh, b_ih, b_hh]
+        states = [state.unsqueeze(0) for state in ([hx] if isinstance(hx, Tensor) else hx)]
+        factors = self._factors(weights, 0, len(weights), len(weights) == 4, is_single=True)
+        layers = recurrent.Layers(cell, [factors], 1, False, len(states))
+        _, *last = self._run(layers, input.unsqueeze(0), states, weights)
+        last = [state.squeeze(0) for state in last]
+        return last[0] if isinstance(hx, Tensor) else tuple(last)
+
+    def _run(self, layers: recurrent.Layers, input: Tensor, states: list[Tensor], weights: list[Tensor]) -> Any:
+        targets = [factor.to for factors in layers.factors for factor in factors if factor.to is not None]
         written = {key for to in targets for key in (to.weight, to.bias)}
         plain = [weight.detach() if id(weight) in written else weight for weight in weights]
         return Outside.apply(layers, input, self.each, self.anchor, *states, *plain)
 
-    def _factors(self, weights: list[Tensor], at: int, size: int, has_biases: bool) -> list[recurrent.Factor]:
-        """Those of the direction whose `size` weights begin at `at`: W_ih, W_hh, their biases, W_hr if it projects."""
+    def _factors(
+        self, weights: list[Tensor], at: int, size: int, has_biases: bool, is_single: bool = False
+    ) -> list[recurrent.Factor]:
+        """Those of the direction whose `size` weights begin at `at`: W_ih, W_hh, their biases, W_hr if it projects.
+
+        W_ih is used once, or once a call if that `is_single`, a step of many.
+        """
         factors = []
         for i in range(2):
             bias = at + 2 + i if has_biases else None
             caught = weights[bias] if bias is not None and id(weights[bias]) in self.caught else None
-            factors.append(recurrent.Factor(at + i, bias, self._target(weights[at + i], caught, is_recurrent=i == 1)))
+            factors.append(recurrent.Factor(at + i, bias, self._target(weights[at + i], caught, i == 1 or is_single)))
         if size % 2:
             last = at + size - 1
             factors.append(recurrent.Factor(last, None, self._target(weights[last], is_recurrent=True)))
@@ -198,18 +229,6 @@ class Outside(Function):
 
 def _first(value: Any, dim: Any) -> Any:
     return value.movedim(dim, 0) if isinstance(value, Tensor) and dim is not None else value
-
-
-def _linear_outside(x: Tensor, *rest: Any) -> Any:
-    return Linear.apply(x, *rest)
-
-
-def _embedding_outside(index: Tensor, *rest: Any) -> Any:
-    return Embedding.apply(index, *rest)
-
-
-def _convolution_outside(x: Tensor, *rest: Any) -> Any:
-    return Convolution.apply(x, *rest)
 
 
 def _attention_outside(

@@ -36,7 +36,8 @@ class MappedGradients:
         self.layout = layout
         self.bytes_per_sample = 0
         self._bound = _Bound(model, loss_fn)
-        self._has_recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+        self._hooked = _first_with_hook(model, layout)
+        self._has_recurrent = any(isinstance(module, nn.RNNBase | nn.RNNCellBase) for module in model.modules())
         # Matrices, and biases of layers that are caught, are repeated only if a use turns out not to be caught.
         biases = {id(bias) for module in model.modules() for bias in _biases(module)}
         self._repeated = {id(p) for p in layout.tensors if p.ndim < 2 and id(p) not in biases}
@@ -59,6 +60,8 @@ class MappedGradients:
         Raises:
             Exception: whatever an operation that cannot be mapped raises.
         """
+        if self._hooked is not None:
+            raise RuntimeError(f"{self._hooked} has a backward hook, which expects the gradient of one sample")
         slots = {id(p): slot for p, slot in zip(self.layout.tensors, self.layout.full_slots, strict=True)}
         writer = RowWriter(rows, slots, zeroed, index)
         try:
@@ -145,9 +148,18 @@ class MappedGradients:
         self.bytes_per_sample = sum(size for key, size in kept.items() if key not in weights) // count + 1
 
 
+def _first_with_hook(model: nn.Module, layout: ParameterLayout) -> str | None:
+    """The name of a parameter or a module whose gradients go through a hook."""
+    for name, parameter in zip(layout.names, layout.tensors, strict=True):
+        if parameter._backward_hooks:
+            return name
+    hooked = (name for name, module in model.named_modules() if module._backward_hooks or module._backward_pre_hooks)
+    return next((f"the module {name}" if name else "the model" for name in hooked), None)
+
+
 def _biases(module: nn.Module) -> list[Tensor]:
     """Those that are added to a product with a matrix of the same module."""
-    if isinstance(module, nn.RNNBase):
+    if isinstance(module, nn.RNNBase | nn.RNNCellBase):
         return [p for p in module.parameters(recurse=False) if p.ndim == 1]
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     return [bias] if isinstance(weight, Tensor) and weight.ndim > 1 and isinstance(bias, Tensor) else []

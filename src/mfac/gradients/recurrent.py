@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mfac.gradients.weight_gradients import Linear, Target
+from mfac.gradients.weight_gradients import Target, linear
 
 Product = Callable[[Float[Tensor, "c n i"]], Float[Tensor, "c n o"]]
 State = tuple[Float[Tensor, "c b h"], ...]
@@ -57,8 +57,8 @@ class Factor:
         W, b = weights[self.weight], None if self.bias is None else weights[self.bias]
         to = self.to
         if to is not None and (b is None or to.bias is not None):
-            return lambda x: Linear.apply(x, W, b, anchor, to)
-        of_weight: Product = (lambda x: x @ W.mT) if to is None else (lambda x: Linear.apply(x, W, None, anchor, to))
+            return lambda x: linear(x, W, b, anchor, to)
+        of_weight: Product = (lambda x: x @ W.mT) if to is None else (lambda x: linear(x, W, None, anchor, to))
         return of_weight if b is None else lambda x: of_weight(x) + b.unsqueeze(-2)
 
 

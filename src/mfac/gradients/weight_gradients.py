@@ -144,16 +144,37 @@ def _largest(x: Tensor) -> Float[Tensor, ""]:
 
 
 # The anchor is a scalar that needs a gradient: through it autograd reaches every layer, whatever its inputs need.
+# Functions have no dimension of samples and give no views: those of a Function's result cannot be changed in place.
+
+
+def linear(x: Float[Tensor, "c ... i"], W: Tensor, b: Tensor | None, anchor: Tensor, to: "Target") -> Tensor:
+    """y = x Wᵀ + b."""
+    y: Tensor = Linear.apply(x.reshape(-1, x.shape[-1]), W, b, anchor, to, len(x))
+    return y.view(*x.shape[:-1], len(W))
+
+
+def embedding(index: Int[Tensor, "c ..."], W: Tensor, anchor: Tensor, padding: int | None, to: "Target") -> Tensor:
+    """y = W[index]."""
+    y: Tensor = Embedding.apply(index.reshape(-1), W, anchor, padding, to, len(index))
+    return y.view(*index.shape, W.shape[1])
+
+
+def convolution(
+    x: Float[Tensor, "c k ..."], W: Tensor, b: Tensor | None, anchor: Tensor, options: tuple[Any, ...], to: "Target"
+) -> Tensor:
+    """A convolution in 1, 2 or 3 dimensions of c samples of k images each; stride, padding, dilation and groups."""
+    y: Tensor = Convolution.apply(x.flatten(0, 1), W, b, anchor, options, to, len(x))
+    return y.unflatten(0, x.shape[:2])
 
 
 class Linear(Function):
-    """y = x Wᵀ + b for x [c, ..., i]."""
+    """y = x Wᵀ + b for x [c n, i]."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, W: Tensor, b: Tensor | None, anchor: Tensor, to: "Target") -> Tensor:
+    def forward(ctx: Any, x: Tensor, W: Tensor, b: Tensor | None, anchor: Tensor, to: "Target", c: int) -> Tensor:
         """y, with x kept for the backward."""
         ctx.save_for_backward(x, W)
-        ctx.to = to
+        ctx.to, ctx.c = to, c
         return F.linear(x, W, b)
 
     @staticmethod
@@ -163,20 +184,22 @@ class Linear(Function):
         x, W = ctx.saved_tensors
         writer = ctx.to.writer
         add = writer.add_later if ctx.to.is_recurrent else writer.add_linear
-        add(ctx.to, dy.reshape(len(dy), -1, dy.shape[-1]), x.reshape(len(x), -1, x.shape[-1]))
+        add(ctx.to, dy.reshape(ctx.c, -1, dy.shape[-1]), x.reshape(ctx.c, -1, x.shape[-1]))
         dx = (dy.to(W.dtype) @ W).to(x.dtype) if ctx.needs_input_grad[0] else None
-        return dx, None, None, None, None
+        return dx, None, None, None, None, None
 
 
 class Embedding(Function):
-    """y = W[index] for index [c, ...]."""
+    """y = W[index] for index [c n]."""
 
     @staticmethod
-    def forward(ctx: Any, index: Tensor, W: Tensor, anchor: Tensor, padding: int | None, to: "Target") -> Tensor:
+    def forward(
+        ctx: Any, index: Tensor, W: Tensor, anchor: Tensor, padding: int | None, to: "Target", c: int
+    ) -> Tensor:
         """y, with the indices kept for the backward."""
         ctx.save_for_backward(index)
         ctx.padding = padding
-        ctx.to = to
+        ctx.to, ctx.c = to, c
         return F.embedding(index, W)
 
     @staticmethod
@@ -184,27 +207,26 @@ class Embedding(Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[None, ...]:
         """The gradient of W goes into the rows; that of the padding entry is zero."""
         (index,) = ctx.saved_tensors
-        index = index.reshape(len(index), -1)
-        dy = dy.reshape(len(dy), index.shape[1], dy.shape[-1])
+        index = index.reshape(ctx.c, -1)
+        dy = dy.reshape(*index.shape, dy.shape[-1])
         if ctx.padding is not None:
             dy = dy * (index != ctx.padding).unsqueeze(2)
         ctx.to.writer.add_at(ctx.to.weight, index, dy)
-        return None, None, None, None, None
+        return None, None, None, None, None, None
 
 
 class Convolution(Function):
-    """A convolution in 1, 2 or 3 dimensions for x [c, k, channels, ...]: c samples of k images each."""
+    """A convolution for x [c k, channels, ...]."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, W: Tensor, b: Tensor | None, anchor: Tensor, options: tuple[Any, ...], to: "Target"
+        ctx: Any, x: Tensor, W: Tensor, b: Tensor | None, anchor: Tensor, options: tuple[Any, ...], to: "Target", c: int
     ) -> Tensor:
-        """y, with x kept for the backward; the options are stride, padding, dilation and groups."""
+        """y, with x kept for the backward."""
         ctx.save_for_backward(x, W)
         ctx.options = options
-        ctx.to = to
-        y = CONV[W.ndim - 2](x.flatten(0, 1), W, b, *options)
-        return y.unflatten(0, x.shape[:2])
+        ctx.to, ctx.c = to, c
+        return CONV[W.ndim - 2](x, W, b, *options)
 
     @staticmethod
     @once_differentiable
@@ -214,15 +236,13 @@ class Convolution(Function):
         spatial = W.ndim - 2
         # The native kernel, a sample at a time: faster than unfolding the images and one batched product.
         weight = CONV_WEIGHT[spatial]
-        dW = [weight(x_s, W.shape, dy_s, *ctx.options) for x_s, dy_s in zip(x, dy, strict=True)]
+        samples = zip(x.unflatten(0, (ctx.c, -1)), dy.unflatten(0, (ctx.c, -1)), strict=True)
+        dW = [weight(x_s, W.shape, dy_s, *ctx.options) for x_s, dy_s in samples]
         ctx.to.writer.add(ctx.to.weight, torch.stack(dW))
         if ctx.to.bias is not None:
-            ctx.to.writer.add(ctx.to.bias, dy.sum(dim=(1, *range(3, dy.ndim))))
-        dx = None
-        if ctx.needs_input_grad[0]:
-            flat = CONV_INPUT[spatial](x.flatten(0, 1).shape, W, dy.flatten(0, 1), *ctx.options)
-            dx = flat.unflatten(0, x.shape[:2])
-        return dx, None, None, None, None, None
+            ctx.to.writer.add(ctx.to.bias, dy.unflatten(0, (ctx.c, -1)).sum(dim=(1, *range(3, dy.ndim + 1))))
+        dx = CONV_INPUT[spatial](x.shape, W, dy, *ctx.options) if ctx.needs_input_grad[0] else None
+        return dx, None, None, None, None, None, None
 
 
 class Target:
