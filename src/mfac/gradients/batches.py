@@ -110,10 +110,13 @@ def singles(batch: Batch) -> Iterator[Batch]:
 
 
 def move(batch: Batch, device: torch.device) -> Batch:
-    """The batch with its tensors on `device`; the batch itself where they are there already."""
+    """The batch with its tensors on `device`; the batch itself where they are there already.
+
+    The copy is waited for: its source may be used again for the next batch.
+    """
     if all(tensor.device == device for tensor in tensors(batch)):
         return batch
-    return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))
+    return map_tensors(batch, lambda tensor: tensor.to(device))
 
 
 def placed(batch: Batch, device: torch.device | None) -> Batch:
