@@ -211,6 +211,16 @@ def test_tokens_that_repeat_are_added_in_their_order():
     assert all(torch.equal(rows, expected.flatten(1)) for rows in results)
 
 
+def test_steps_of_a_recurrent_layer_are_added_in_one_product(monkeypatch):
+    products = []
+    add = RowWriter.add_product
+    monkeypatch.setattr(
+        RowWriter, "add_product", lambda self, parameter, A, B: (products.append(A.shape), add(self, parameter, A, B))
+    )
+    collect(CASES["cells"](), method="vmap")
+    assert sorted(products) == sorted([(5, 6, 20)] * 2 + [(5, 6, 15)] * 2 + [(5, 6, 5)] * 4 + [(5, 1, 3)])
+
+
 def rows_of_tokens(tokens: Tensor, gradients: Tensor) -> Tensor:
     rows = torch.zeros(7, 3 * 128)
     writer = RowWriter(rows, {0: slice(0, 3 * 128)}, zeroed=True)

@@ -5,6 +5,7 @@ gradient of the weights it writes sample by sample into a `RowWriter`, with no t
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -245,14 +246,14 @@ class Convolution(Function):
         return dx, None, None, None, None, None, None
 
 
+@dataclass(frozen=True)
 class Target:
     """Which parameters a layer's gradients belong to, by id, and the writer they go to.
 
-    A recurrent layer is used many times over, so its gradients are left for later.
+    A recurrent layer is used many times over, so its gradients are left for later: those of equal targets together.
     """
 
-    def __init__(self, writer: RowWriter, weight: int, bias: int | None = None, is_recurrent: bool = False):
-        self.writer = writer
-        self.weight = weight
-        self.bias = bias
-        self.is_recurrent = is_recurrent
+    writer: RowWriter
+    weight: int
+    bias: int | None = None
+    is_recurrent: bool = False
