@@ -86,7 +86,8 @@ def looked_at(tmp_path, names, scheme):
         for width in (PHONE, DESKTOP)
     ]
     path = tmp_path / "look.html"
-    path.write_text(f"<!DOCTYPE html><title>look</title><script>{LOOK}</script>{''.join(frames)}", encoding="utf-8")
+    head = '<!DOCTYPE html><meta charset="utf-8"><title>look</title>'  # without it the browser guesses
+    path.write_text(f"{head}<script>{LOOK}</script>{''.join(frames)}", encoding="utf-8")
     preferred = f"--blink-settings=preferredColorScheme={PREFERRED[scheme]}"
     document, console = browse(path, tmp_path, preferred, "--dump-dom", f"--window-size={DESKTOP},900")
     assert console == []
