@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from mfac.gradients import collect_gradients
 from mfac.gradients.batches import cut, num_samples
+from mfac.gradients.fillers import SampleFiller
 from mfac.gradients.losses import model_loss
 from mfac.gradients.weight_gradients import RowWriter
 from models import CASES, Case, bert, cross_entropy, mlp, recurrent, resnet20
@@ -192,6 +193,36 @@ def test_mapping_is_bit_for_bit_repeatable():
     case = CASES["transformer"](12)
     first, second = (collect(case, method="vmap") for _ in range(2))
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "lengths"),
+    [
+        ([200], [8, 32, 32]),
+        ([16, 16, 16, 16], [8, 8, 16, 16]),
+        ([10, 10, 10, 10], [8, 2, 10, 10]),
+        ([8, 3, 4, 5, 6, 7, 9], [8, 3, 4, 5, 6, 7]),
+    ],
+)
+def test_methods_are_timed_on_a_chunk_whose_length_has_come_before(sizes, lengths, monkeypatch):
+    filled, timed = [], []
+    fill, decide = SampleFiller.fill, SampleFiller._decide
+
+    def filling(self, batch, out, *rest):
+        filled.append(len(out))
+        return fill(self, batch, out, *rest)
+
+    def deciding(self, *arguments):
+        timed.append(list(filled))
+        decide(self, *arguments)
+
+    monkeypatch.setattr(SampleFiller, "fill", filling)
+    monkeypatch.setattr(SampleFiller, "_decide", deciding)
+    case = CASES["cnn"](sum(sizes))
+    batches = list(zip(*(part.split(sizes) for part in case.batch), strict=True))
+    rows = collect_gradients(case.model, case.loss_fn, batches, sum(sizes), per_sample=True)
+    assert timed == [lengths]
+    assert_same_rows(rows, collect(case, method="loop"))
 
 
 def test_tokens_that_repeat_are_added_in_their_order():

@@ -23,6 +23,8 @@ from mfac.memory import available_memory
 ACTIVATION_BYTES = 96 * 2**20
 FIRST_CHUNK = 8
 LARGEST_CHUNK = 128
+TRIAL_CHUNK = 32  # while it is not known which method is faster
+MOST_TRIALS = 4
 SECONDS_AT_ONCE = 0.05
 
 
@@ -148,9 +150,12 @@ class SampleFiller:
         self._staging = torch.empty(0, task.layout.full_dim, dtype=task.layout.dtype, device=task.layout.device)
         self._warned = False
         self._undecided = False
+        self._trials: list[int] = []
 
     def chunk_length(self, row: int) -> int:
         """How many samples the chunk that starts at this row has."""
+        if self.plan is not None and self._undecided:
+            return min(self.plan.others, TRIAL_CHUNK)
         if self.plan is not None:
             return self.plan.first if row == 0 else self.plan.others
         return self.chunk_size or max(1, min(FIRST_CHUNK, self._budget() // self._row_bytes))
@@ -169,7 +174,10 @@ class SampleFiller:
             return self._fall_back(batch, out, row, error)
         if self._undecided:
             self._wait()
-            self._decide(batch, out, row, time.perf_counter() - start)
+            # The first chunk of a length asks the system for memory, which can take longer than all the rest.
+            if self._trials[-1:] == [len(out)] or len(self._trials) == MOST_TRIALS:
+                self._decide(batch, out, row, time.perf_counter() - start)
+            self._trials.append(len(out))
         return filled
 
     def _fill_first(self, batch: Batch, out: Tensor, row: int, zeroed: bool) -> Filled:
