@@ -41,7 +41,7 @@ from timing import environment
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from mfac.gradients import collect_gradients, row_sinks
 from mfac.gradients.batches import cut
-from models import Case, bert, cross_entropy, resnet20
+from models import Case, Packed, bert, cross_entropy, resnet20
 
 SAMPLES = 512
 BATCH = 128
@@ -84,26 +84,11 @@ def lstm() -> Case:
     return Case(Reader(), cross_entropy, (torch.randn(SAMPLES, 28, 28), torch.randint(10, (SAMPLES,))))
 
 
-class PackedReader(nn.Module):
-    """An LSTM over sentences of any length."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(2000, 64, padding_idx=0)
-        self.rnn = nn.LSTM(64, 128, batch_first=True)
-        self.head = nn.Linear(128, 2)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        lengths = (tokens != 0).sum(1)
-        packed = nn.utils.rnn.pack_padded_sequence(self.embed(tokens), lengths, batch_first=True, enforce_sorted=False)
-        return self.head(self.rnn(packed)[1][0][0])
-
-
 def packed_lstm() -> Case:
     """A model that cannot be mapped; sentences of 16 to 32 tokens."""
     torch.manual_seed(0)
     tokens = torch.randint(1, 2000, (SAMPLES, 32)) * (torch.arange(32) < torch.randint(16, 33, (SAMPLES, 1)))
-    return Case(PackedReader(), cross_entropy, (tokens, torch.randint(2, (SAMPLES,))))
+    return Case(Packed(2000, 64, 128, 2), cross_entropy, (tokens, torch.randint(2, (SAMPLES,))))
 
 
 CASES: dict[str, Callable[[], Case]] = {

@@ -205,11 +205,11 @@ def cells(n: int = 5) -> Case:
 class Packed(nn.Module):
     """A recurrent layer over sequences of any length, packed: lengths are numbers of Python, so it cannot be mapped."""
 
-    def __init__(self) -> None:
+    def __init__(self, vocabulary: int, width: int, hidden: int, classes: int):
         super().__init__()
-        self.embed = nn.Embedding(11, 4, padding_idx=0)
-        self.rnn = nn.LSTM(4, 5, batch_first=True)
-        self.head = nn.Linear(5, 3)
+        self.embed = nn.Embedding(vocabulary, width, padding_idx=0)
+        self.rnn = nn.LSTM(width, hidden, batch_first=True)
+        self.head = nn.Linear(hidden, classes)
 
     def forward(self, tokens: Tensor) -> Tensor:
         lengths = (tokens != 0).sum(1)
@@ -221,7 +221,7 @@ def packed(n: int = 5) -> Case:
     torch.manual_seed(8)
     tokens = torch.randint(1, 11, (n, 6))
     tokens[::2, 4:] = 0
-    return Case(Packed(), cross_entropy, (tokens, torch.randint(3, (n,))), is_mapped=False)
+    return Case(Packed(11, 4, 5, 3), cross_entropy, (tokens, torch.randint(3, (n,))), is_mapped=False)
 
 
 def frozen_backbone(n: int = 6) -> Case:

@@ -1,11 +1,9 @@
 """Collecting rows: what they are, how many, and that the model is left as it was found."""
 
 import itertools
-import random
 import sys
 from contextlib import contextmanager
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -61,24 +59,6 @@ def test_batches_whose_memory_is_used_again_for_the_next():
 
     rows = collect_gradients(case.model, case.loss_fn, refilled(), len(batches))
     assert torch.equal(rows, collect_gradients(case.model, case.loss_fn, batches, len(batches)))
-
-
-def test_batches_that_are_drawn_at_random_are_not_disturbed_by_the_rows():
-    case = mlp(4)
-    seen = []
-
-    def drawn():
-        while True:
-            seen.append(torch.randn(4, 5))
-            yield seen[-1], case.batch[1]
-
-    def noisy(model, batch):
-        return cross_entropy(model, batch) * torch.rand(())
-
-    torch.manual_seed(3)
-    collect_gradients(case.model, noisy, drawn(), 20)
-    torch.manual_seed(3)
-    assert all(torch.equal(inputs, torch.randn(4, 5)) for inputs in seen)
 
 
 def test_progress_after_every_row_that_takes_long(monkeypatch):
@@ -193,100 +173,10 @@ def test_arguments_that_do_not_fit(arguments, message):
         collect_gradients(**given)
 
 
-# The model and the random state are as before.
-
-
-class Careless(nn.Module):
-    """Draws, counts, and lives in a mix of training modes."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = cnn().model
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x):
-        self.calls += 1
-        self.seen = x.shape
-        torch.rand(3), np.random.rand(), random.random()
-        return self.body(x)
-
-
-def snapshot(model):
-    return {
-        "flags": [module.training for module in model.modules()],
-        "grads": [None if p.grad is None else p.grad.clone() for p in model.parameters()],
-        "objects": [id(p.grad) for p in model.parameters()] + [id(b) for b in model.buffers()],
-        "buffers": [b.clone() for b in model.buffers()],
-        "random": [torch.get_rng_state(), random.random.__self__.getstate(), np.random.get_state()[1].tolist()],
-    }
-
-
-def equal(a, b):
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
-    return a == b
-
-
-def careless_model():
-    model = Careless().train()
-    model.body[1].eval()
-    model.body[0].weight.grad = torch.ones(4, 3, 3, 3)
-    return model
-
-
-@pytest.mark.parametrize("per_sample", [False, True])
-@pytest.mark.parametrize("failure", [None, ValueError, KeyboardInterrupt])
-def test_the_model_is_left_as_it_was_found(per_sample, failure):
-    model, batch = careless_model(), cnn().batch
-    before = snapshot(model)
-    calls = itertools.count()
-
-    def loss_fn(model, batch):
-        loss = cross_entropy(model, batch)
-        if failure is not None and next(calls) == 1:
-            raise failure("stop")
-        return loss
-
-    def collect():
-        collect_gradients(model, loss_fn, [batch] * 3, 3, per_sample=per_sample, method="loop")
-
-    if failure is None:
-        collect()
-    else:
-        with pytest.raises(failure, match="stop"):
-            collect()
-    after = snapshot(model)
-    assert all(equal(before[key], after[key]) for key in before)
-
-
-def test_a_replaced_buffer_is_put_back():
-    case = cnn()
-    buffer = case.model[1].running_mean
-
-    def loss_fn(model, batch):
-        model[1].running_mean = torch.zeros(4)
-        return cross_entropy(model, batch)
-
-    collect_gradients(case.model, loss_fn, [case.batch], 1)
-    assert case.model[1].running_mean is buffer
-
-
 def test_dropout_and_batch_norm_are_in_eval_mode():
     case = cnn()
     expected = loop_rows(case.model.eval(), case.loss_fn, [case.batch])
     assert torch.equal(collect_gradients(case.model.train(), case.loss_fn, [case.batch], 1), expected)
-
-
-@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("per_sample", [False, True])
-def test_called_where_gradients_are_off(context, per_sample):
-    case = mlp()
-    expected = collect_gradients(case.model, case.loss_fn, [case.batch], 1, per_sample=per_sample)
-    with context():
-        rows = collect_gradients(case.model, case.loss_fn, [case.batch], 1, per_sample=per_sample)
-    assert torch.equal(rows, expected)
 
 
 # What is not finite, and what does not fit.

@@ -184,3 +184,14 @@ def test_methods_other_than_the_first_choice_are_gone_on_with(path):
     os.truncate(path, len(whole) - 5000)
     collect_gradients(case.model, case.loss_fn, [case.batch], 20, per_sample=True, out=path)
     assert path.read_bytes() == whole
+
+
+def test_fewer_batches_than_the_file_has_rows(path):
+    case = mlp(12)
+    batches = list(zip(*(part.split(2) for part in case.batch), strict=True))
+    with pytest.raises(ValueError, match="batches gave only 6 batches"):
+        collect_gradients(case.model, case.loss_fn, batches, 9, out=path)
+    written = path.read_bytes()
+    with pytest.raises(ValueError, match="num_grads=9 rows were asked for and batches gave only 4 batches"):
+        collect_gradients(case.model, case.loss_fn, batches[:4], 9, out=path)
+    assert path.read_bytes() == written

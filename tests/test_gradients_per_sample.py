@@ -196,15 +196,16 @@ def test_mapping_is_bit_for_bit_repeatable():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "lengths"),
+    ("sizes", "chunk_size", "lengths"),
     [
-        ([200], [8, 32, 32]),
-        ([16, 16, 16, 16], [8, 8, 16, 16]),
-        ([10, 10, 10, 10], [8, 2, 10, 10]),
-        ([8, 3, 4, 5, 6, 7, 9], [8, 3, 4, 5, 6, 7]),
+        ([200], None, [8, 32, 32]),
+        ([200], 40, [40, 40, 40]),
+        ([16, 16, 16, 16], None, [8, 8, 16, 16]),
+        ([10, 10, 10, 10], None, [8, 2, 10, 10]),
+        ([8, 3, 4, 5, 6, 7, 9], None, [8, 3, 4, 5, 6, 7]),
     ],
 )
-def test_methods_are_timed_on_a_chunk_whose_length_has_come_before(sizes, lengths, monkeypatch):
+def test_methods_are_timed_on_a_chunk_whose_length_has_come_before(sizes, chunk_size, lengths, monkeypatch):
     filled, timed = [], []
     fill, decide = SampleFiller.fill, SampleFiller._decide
 
@@ -220,7 +221,8 @@ def test_methods_are_timed_on_a_chunk_whose_length_has_come_before(sizes, length
     monkeypatch.setattr(SampleFiller, "_decide", deciding)
     case = CASES["cnn"](sum(sizes))
     batches = list(zip(*(part.split(sizes) for part in case.batch), strict=True))
-    rows = collect_gradients(case.model, case.loss_fn, batches, sum(sizes), per_sample=True)
+    options = {"per_sample": True, "chunk_size": chunk_size}
+    rows = collect_gradients(case.model, case.loss_fn, batches, sum(sizes), **options)
     assert timed == [lengths]
     assert_same_rows(rows, collect(case, method="loop"))
 

@@ -32,8 +32,8 @@ class Samples:
 class Stretch:
     """At most `count` rows from `row` on, one a batch.
 
-    Iterating draws the batches from the stream, each when it is needed and not before: its memory may be used again for
-    the next. Those that were drawn are the rows that are filled.
+    Iterating over `batch` draws from the stream, each batch when it is needed and not before: its memory may be used
+    again for the next. Those that were drawn are the rows that are filled.
     """
 
     stream: Stream

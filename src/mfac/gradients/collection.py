@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mfac.gradients.batches import Batch, numbered
 from mfac.gradients.chunks import Samples, Stream, Stretch, samples, stretches
-from mfac.gradients.fillers import BatchFiller, Plan, SampleFiller, Task
+from mfac.gradients.fillers import ROWS_AT_ONCE, BatchFiller, Plan, SampleFiller, Task
 from mfac.gradients.losses import OutputFn, SampleFn, sampled_loss
 from mfac.gradients.model_state import evaluation
 from mfac.gradients.one_batch import Filled, LossFn
@@ -21,7 +21,6 @@ from mfac.layout import ParameterLayout
 from mfac.progress import row_progress
 
 Filler = BatchFiller | SampleFiller
-ROWS_AT_ONCE = 16
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from mfac.memory import available_memory
 ACTIVATION_BYTES = 96 * 2**20
 FIRST_CHUNK = 8
 LARGEST_CHUNK = 128
-TRIAL_CHUNK = 32  # while it is not known which method is faster
-MOST_TRIALS = 4
-SECONDS_AT_ONCE = 0.05
+TRIAL_CHUNK = 32  # samples, while it is not known which method is faster
+MOST_TRIALS = 4  # where no two chunks in a row have the same length
+ROWS_AT_ONCE, SECONDS_AT_ONCE = 16, 0.05  # of batches
 
 
 @dataclass
@@ -154,10 +154,9 @@ class SampleFiller:
 
     def chunk_length(self, row: int) -> int:
         """How many samples the chunk that starts at this row has."""
-        if self.plan is not None and self._undecided:
-            return min(self.plan.others, TRIAL_CHUNK)
         if self.plan is not None:
-            return self.plan.first if row == 0 else self.plan.others
+            length = self.plan.first if row == 0 else self.plan.others
+            return min(length, TRIAL_CHUNK) if self._undecided and self.chunk_size is None else length
         return self.chunk_size or max(1, min(FIRST_CHUNK, self._budget() // self._row_bytes))
 
     def fill(self, batch: Batch, out: Float[Tensor, "c d"], row: int, zeroed: bool) -> Filled:

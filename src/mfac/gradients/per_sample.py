@@ -1,8 +1,8 @@
 """One gradient a sample: the forward pass mapped over a chunk of samples, one backward, rows filled in place.
 
 `vmap` hands the loss function one sample at a time (a batch of one), so any loss works as it is. The parameters of
-linear, embedding and convolution layers are caught on the way (`interception`); every other parameter is repeated
-c times, which is cheap for the small ones that are left, and differentiated as c separate copies.
+linear, embedding, convolution and recurrent layers are caught on the way (`interception`); every other parameter is
+repeated c times, which is cheap for the small ones that are left, and differentiated as c separate copies.
 """
 
 import math
