@@ -4,7 +4,7 @@
     python -m experiments.windows cifar10    # ResNet20 on a quarter of CIFAR-10, three epochs: 80 minutes of one core
     python -m experiments.windows sst2       # MiniLM on SST-2 of GLUE, 100 steps: 20 minutes of one core
     python -m experiments.windows bert_tiny  # BERT-tiny, untrained, on SST-2 with 1,024 gradients; one seed
-    python -m experiments.windows bert_short # the same with 256 gradients, in float32 too
+    python -m experiments.windows bert_short # the same with 256 gradients, in float32 too, and by Adam and SGD
     python -m experiments.windows table      # what was measured
 
 All others with five seeds; `--seeds 1 2` does some of them, and may run beside another that does the rest.
@@ -26,7 +26,7 @@ from itertools import chain, islice, repeat
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mfac
@@ -66,6 +66,8 @@ BERTS = {
     "bert_short": replace(SST2, steps=300, window=256, train=20_000),
 }
 BERT_STORAGES = {"bert_tiny": ("top-k 1 %", "int8"), "bert_short": ("top-k 1 %", "int8", "float32")}
+# Whether so few steps can teach it at all: (optimizer, learning rates) beside the storages of `bert_short`.
+RIVALS = {"Adam": (3e-4, 1e-3), "SGD": (0.01, 0.03, 0.1), "M-FAC": (0.003, 0.03)}
 
 
 def optimizer_of(name: str, params: Iterable[Tensor], window: Window) -> mfac.MFAC:
@@ -168,7 +170,22 @@ def measure_sentences(seeds: Sequence[int]) -> None:
 def measure_bert_tiny(name: str) -> None:
     """In the storages that leave room to spare; the smaller first, for its peak."""
     for key in BERT_STORAGES[name]:
-        tune(name, key, SEEDS[0], lambda task: bert_classifier("tiny", bert.num_outputs(task)), BERTS[name])
+        tune(name, key, SEEDS[0], untrained_bert, BERTS[name])
+
+
+def measure_rivals(name: str) -> None:
+    """Other optimizers and learning rates on the same network, in float32."""
+    settings = replace(BERTS[name], storage=torch.float32)
+    task = bert.glue_task("sst2", settings)
+    for optimizer, rates in RIVALS.items():
+        for rate in rates:
+            key = f"rival, {optimizer}, lr {rate:g}"
+            run = partial(bert.tuned, key, rate, optimizer, task, SEEDS[0], untrained_bert, settings, settings.steps)
+            ledger_of(name).cell(key, run)
+
+
+def untrained_bert(task: str) -> nn.Module:
+    return bert_classifier("tiny", bert.num_outputs(task))
 
 
 def tune(name: str, key: str, seed: int, make_model: bert.Maker, settings: bert.Settings) -> None:
@@ -201,6 +218,9 @@ def table() -> None:
                 losses, accuracies = [last_loss(run) for run in runs], [accuracy_of(run) for run in runs]
                 told = "{:.4f} ± {:.4f}, {:.2f} ± {:.2f} %".format(*figures(losses), *figures(accuracies))
                 print(f"{name}, {key}, {len(runs)} seeds: {told}")
+        for title, run in cells.items():
+            if title.startswith("rival"):
+                print(f"{name}, {title}: {last_loss(run):.4f}, {accuracy_of(run):.2f} %")
 
 
 def accuracy_of(run: dict[str, Any]) -> float:
@@ -223,6 +243,8 @@ def main() -> None:
         measure_sentences(arguments.seeds)
     elif arguments.task in BERTS:
         measure_bert_tiny(arguments.task)
+        if arguments.task == "bert_short":
+            measure_rivals(arguments.task)
     elif arguments.task != "table":
         measure(arguments.task, arguments.seeds)
     table()

@@ -82,3 +82,21 @@ def test_sentences(measure, name, storages, tmp_path, monkeypatch):
         assert (len(cell["losses"]), cell["window"], cell["finished"]) == (2, 2, True)
         assert 0 <= windows.accuracy_of(cell) <= 100
         assert cell["peak_gib"] > 0.1
+
+
+@needs_data
+def test_rivals_are_told_beside_the_storages(tmp_path, monkeypatch, capsys):
+    read = bert.examples
+    monkeypatch.setattr(bert, "examples", lambda task, _, settings: read(task, "dev", settings))
+    monkeypatch.setitem(
+        windows.BERTS, "bert_short", replace(windows.SST2, steps=1, window=2, dev=4, train=16, longest=24)
+    )
+    monkeypatch.setattr(windows, "RIVALS", {"Adam": (1e-3,), "SGD": (0.1,), "M-FAC": (0.03,)})
+    windows.measure_rivals("bert_short")
+    cells = json.loads((tmp_path / "windows_bert_short.json").read_text())["cells"]
+    assert {key: cell["lr"] for key, cell in cells.items()} == {
+        "rival, Adam, lr 0.001": 1e-3, "rival, SGD, lr 0.1": 0.1, "rival, M-FAC, lr 0.03": 0.03,
+    }  # fmt: skip
+    windows.table()
+    told = capsys.readouterr().out
+    assert all(f"bert_short, {key}: " in told for key in cells)

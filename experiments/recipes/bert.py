@@ -215,6 +215,8 @@ def make_optimizer(name: str, model: nn.Module, lr: float, window: int, storage:
     trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     if name == "Adam":
         return torch.optim.Adam([p for _, p in trained], lr)
+    if name == "SGD":
+        return torch.optim.SGD([p for _, p in trained], lr, momentum=0.9)
     return mfac.MFAC(trained, lr, window, DAMPING, normalize="sum", window=storage)
 
 
