@@ -14,8 +14,9 @@ is decided by the order of things on the heap, and they would drown the rest.
 
 `overhead` is the share of the time of `collect_gradients` that is spent neither in the loss function (forward) nor in
 `torch.autograd.grad` (backward), by clocks around the two; `plain_overhead` is that of the plain loop, which stores its
-rows and does nothing else. Both are medians. An MLP does a few operations a weight and sample, so its overhead is about
-that of writing the row over the samples in a batch: it is measured for batches of several sizes.
+rows and does nothing else; `write` is the machine's limit: the time to copy as many rows from the cache into that
+memory, over the time of `collect_gradients`. All are medians. An MLP does a few operations a weight and sample, so its
+overhead is about that of writing the row over the samples in a batch: it is measured for batches of several sizes.
 """
 
 import argparse
@@ -221,11 +222,18 @@ def measure_batches(case: Case, batches: list[Any], dim: int, budget: float) -> 
         with of_ours.running():
             collect_gradients(case.model, of_ours.loss_fn, batches, len(batches))
 
+    cached = torch.ones(dim)
+
+    def write() -> None:
+        for row in memory:
+            row.copy_(cached)
+
     with memory_touched_before(memory):
-        plain, ours = times(budget, memory, plainly, collect)
+        plain, ours, written = times(budget, memory, plainly, collect, write)
     return _figures(len(batches), plain, ours) | {
         "overhead": round(median(of_ours.shares), 4),
         "plain_overhead": round(median(of_plain.shares), 4),
+        "write": round(ratio(written, ours), 4),
     }
 
 
