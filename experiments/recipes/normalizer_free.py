@@ -1,7 +1,8 @@
 """Figure of the appendix: a ResNet with and without batch norm, pruned in one step by magnitude and by M-FAC.
 
 M-FAC has a row for each update of the weights that stay: joint (the default, also with a hundred times the damping),
-obs (the paper's), and none, which shows what the choice of weights does by itself. `moved` is how far these weights went, as a share of their length.
+obs (the paper's), and none, which shows what the choice of weights does by itself. `moved` is how far these weights
+went, as a share of their length.
 
 Small: ResNet20 and a normalizer-free ResNet20 (272,474 weights each) are trained for 600 steps on CIFAR-10 with the
 same settings, and pruned: 13 minutes on one core. Gradients are clipped, without which the second diverges. Full:
