@@ -292,6 +292,44 @@ def test_sparse_embeddings():
     )
 
 
+class Tied(nn.Module):
+    """Reads tokens and scores classes with the same matrix, so that its rows are copied for each sample."""
+
+    def __init__(self, **options) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(10, 4, **options)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.tokens(tokens).mean(1) @ self.tokens.weight[:3].t()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"padding_idx": 3}, {"padding_idx": -2}, {"scale_grad_by_freq": True},
+     {"padding_idx": 8, "scale_grad_by_freq": True}],
+)  # fmt: skip
+def test_the_padding_entry_of_every_sample_has_no_gradient(options):
+    torch.manual_seed(0)
+    tokens = torch.randint(10, (6, 5))
+    tokens[:, :2] = torch.tensor([3, 8])
+    for model in (Tied(**options), nn.Sequential(nn.Embedding(10, 4, **options), nn.Flatten(), nn.Linear(20, 3))):
+        case = Case(model, cross_entropy, (tokens, torch.randint(3, (6,))))
+        assert_same_rows(collect(case, method="vmap"), backward_rows(case))
+
+
+def test_a_loss_with_a_generator_of_its_own_falls_back():
+    """Each sample is multiplied by the same draw; mapped, each would have had its own."""
+
+    def loss(model: nn.Module, batch) -> Tensor:
+        factors = torch.rand(5, generator=torch.Generator().manual_seed(1))
+        return nn.functional.cross_entropy(model(batch[0] * factors), batch[1])
+
+    case = mlp()._replace(loss_fn=loss)
+    with pytest.warns(UserWarning, match="rand draws from a generator of its own"):
+        rows = collect(case)
+    assert_same_rows(rows, backward_rows(case))
+
+
 def test_chunks_of_one_and_no_warning_at_all():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

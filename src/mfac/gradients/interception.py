@@ -62,9 +62,12 @@ class Interception(TorchFunctionMode):
         }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if kwargs.get("generator") is not None:  # drawn once for a chunk, it would give every sample other numbers
+            raise RuntimeError(f"{func.__name__} draws from a generator of its own, whose state goes from call to call")
         rule = self._rules.get(func)
-        result = NotImplemented if rule is None else rule(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {})) if result is NotImplemented else result
+        result = NotImplemented if rule is None else rule(*args, **kwargs)
+        return func(*args, **kwargs) if result is NotImplemented else result
 
     def _target(self, weight: Tensor, bias: Tensor | None = None, is_recurrent: bool = False) -> Target | None:
         if id(weight) not in self.caught:
@@ -91,10 +94,12 @@ class Interception(TorchFunctionMode):
         sparse: bool = False,
     ) -> Any:
         to = self._target(weight)
-        if to is None or max_norm is not None or scale_grad_by_freq:
-            return NotImplemented
         padding = padding_idx % len(weight) if padding_idx is not None else None
-        return Outside.apply(embedding, input, self.each, weight.detach(), self.anchor, padding, to)
+        if to is not None and max_norm is None and not scale_grad_by_freq:
+            return Outside.apply(embedding, input, self.each, weight.detach(), self.anchor, padding, to)
+        y = F.embedding(input, weight, None, max_norm, norm_type, scale_grad_by_freq, sparse)
+        # The rule of vmap knows the padding entry of the first sample only.
+        return y if padding is None else torch.where((input == padding).unsqueeze(-1), y.detach(), y)
 
     def _convolution(
         self,
