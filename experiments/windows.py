@@ -66,8 +66,8 @@ BERTS = {
     "bert_short": replace(SST2, steps=300, window=256, train=20_000),
 }
 BERT_STORAGES = {"bert_tiny": ("top-k 1 %", "int8"), "bert_short": ("top-k 1 %", "int8", "float32")}
-# Whether so few steps can teach it at all: (optimizer, learning rates) beside the storages of `bert_short`.
-RIVALS = {"Adam": (3e-4, 1e-3), "SGD": (0.01, 0.03, 0.1), "M-FAC": (0.003, 0.03)}
+# Whether so few steps can teach it at all: {optimizer: learning rates} beside the storages.
+RIVALS = {"bert_short": {"Adam": (3e-4, 1e-3), "SGD": (0.01, 0.03, 0.1), "M-FAC": (0.003, 0.03)}}
 
 
 def optimizer_of(name: str, params: Iterable[Tensor], window: Window) -> mfac.MFAC:
@@ -177,7 +177,7 @@ def measure_rivals(name: str) -> None:
     """Other optimizers and learning rates on the same network, in float32."""
     settings = replace(BERTS[name], storage=torch.float32)
     task = bert.glue_task("sst2", settings)
-    for optimizer, rates in RIVALS.items():
+    for optimizer, rates in RIVALS.get(name, {}).items():
         for rate in rates:
             key = f"rival, {optimizer}, lr {rate:g}"
             run = partial(bert.tuned, key, rate, optimizer, task, SEEDS[0], untrained_bert, settings, settings.steps)
@@ -243,8 +243,7 @@ def main() -> None:
         measure_sentences(arguments.seeds)
     elif arguments.task in BERTS:
         measure_bert_tiny(arguments.task)
-        if arguments.task == "bert_short":
-            measure_rivals(arguments.task)
+        measure_rivals(arguments.task)
     elif arguments.task != "table":
         measure(arguments.task, arguments.seeds)
     table()

@@ -13,7 +13,7 @@ from experiments.gradual import GradualRun, Plan
 from experiments.imagenet import MODELS
 from experiments.models.mobilenet import MobileNetV1
 from experiments.recipe import Recipe, Request, Results
-from experiments.recipes import RECIPES, bert, mnist_pruning, table1, table2, table3, table4_right
+from experiments.recipes import RECIPES, bert, mnist_pruning, normalizer_free, table1, table2, table3, table4_right
 from experiments.step_times import overheads, take_turns
 from experiments.training import Training, cosine, drops, last_loss
 from test_experiments import needs_data
@@ -283,3 +283,11 @@ def test_a_process_that_fails_is_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(command.sys, "executable", "false")
     with pytest.raises(RuntimeError, match="worked on table2 ended with 1"):
         command.run_one("table2", Request("smoke", tmp_path), jobs=2)
+
+
+def test_how_far_kept_weights_have_moved():
+    """By 3 of a length of 5: what was removed does not count."""
+    model = torch.nn.Linear(3, 1, bias=False)
+    model.weight.data = torch.tensor([[6.0, 4.0, 0.0]])
+    before, masks = {"weight": torch.tensor([[3.0, 4.0, 7.0]])}, {"weight": torch.tensor([[True, True, False]])}
+    assert normalizer_free.moved(model, before, masks) == 0.6

@@ -61,6 +61,13 @@ def test_runs_are_saved_and_told(capsys, tmp_path):
     assert all(f"cifar10, {key}, 2 seeds" in told for key in windows.CHOSEN)
 
 
+@pytest.fixture
+def development_sentences(monkeypatch):
+    """Only those of the development set: reading all others takes long."""
+    read = bert.examples
+    monkeypatch.setattr(bert, "examples", lambda task, _, settings: read(task, "dev", settings))
+
+
 @needs_data
 @pytest.mark.parametrize(
     ("measure", "name", "storages"),
@@ -68,10 +75,9 @@ def test_runs_are_saved_and_told(capsys, tmp_path):
      (lambda: windows.measure_bert_tiny("bert_short"), "bert_short", ("top-k 1 %", "int8", "float32"))],
     ids=["MiniLM", "BERT-tiny"],
 )  # fmt: skip
+@pytest.mark.usefixtures("development_sentences")
 def test_sentences(measure, name, storages, tmp_path, monkeypatch):
-    """Two steps, windows that these fill, and the sentences of the development set: reading all others takes long."""
-    read = bert.examples
-    monkeypatch.setattr(bert, "examples", lambda task, _, settings: read(task, "dev", settings))
+    """Two steps, and windows that these fill."""
     short = replace(windows.SST2, steps=2, window=2, dev=4, train=48, longest=24)
     monkeypatch.setattr(windows, "SST2", short)
     monkeypatch.setitem(windows.BERTS, "bert_short", short)
@@ -85,13 +91,12 @@ def test_sentences(measure, name, storages, tmp_path, monkeypatch):
 
 
 @needs_data
+@pytest.mark.usefixtures("development_sentences")
 def test_rivals_are_told_beside_the_storages(tmp_path, monkeypatch, capsys):
-    read = bert.examples
-    monkeypatch.setattr(bert, "examples", lambda task, _, settings: read(task, "dev", settings))
     monkeypatch.setitem(
         windows.BERTS, "bert_short", replace(windows.SST2, steps=1, window=2, dev=4, train=16, longest=24)
     )
-    monkeypatch.setattr(windows, "RIVALS", {"Adam": (1e-3,), "SGD": (0.1,), "M-FAC": (0.03,)})
+    monkeypatch.setitem(windows.RIVALS, "bert_short", {"Adam": (1e-3,), "SGD": (0.1,), "M-FAC": (0.03,)})
     windows.measure_rivals("bert_short")
     cells = json.loads((tmp_path / "windows_bert_short.json").read_text())["cells"]
     assert {key: cell["lr"] for key, cell in cells.items()} == {
