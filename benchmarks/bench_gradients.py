@@ -206,7 +206,7 @@ def measure(name: str, budget: float) -> dict[str, Any]:
         "per_sample": measure_samples(case, batches, SINGLES.get(name, 128), dim, budget),
     }
     for size in LARGER_BATCHES if name == "mlp" else ():
-        found[f"batch of {size}"] = measure_batches(case, 64 * [lenet(size).batch], dim, budget)
+        found[f"batch of {size}"] = measure_batches(case, 128 * [lenet(size).batch], dim, budget)
     return found
 
 

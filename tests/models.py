@@ -256,6 +256,18 @@ def branching(n: int = 6) -> Case:
     return mlp(n)._replace(loss_fn=loss)
 
 
+def branching_sequences(n: int = 6) -> Case:
+    """The same for sequences, and a model that is used twice."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        inputs, targets = batch
+        value = sum(F.cross_entropy(model(part).mean(1), targets) for part in (inputs, 2 * inputs))
+        return 2 * value if (inputs[:, 0, 0] > 0).all() else value
+
+    case = mlp(n)
+    return case._replace(loss_fn=loss, batch=(torch.randn(n, 4, 5), case.batch[1]))
+
+
 def bert(n: int = 6, padded: bool = True, tokens: int = 7, **config: Any) -> Case:
     """A Hugging Face BERT from a config; needs transformers."""
     from transformers import BatchEncoding, BertConfig, BertForSequenceClassification
@@ -297,5 +309,6 @@ CASES: dict[str, Callable[..., Case]] = {
     "unused_parameter": unused_parameter,
     "mixed_use": mixed_use,
     "branching": branching,
+    "branching_sequences": branching_sequences,
     "normalised": normalised,
 }

@@ -70,13 +70,13 @@ def test_progress_after_every_row_that_takes_long(monkeypatch):
 
     monkeypatch.setattr(collection, "row_progress", counting)
     monkeypatch.setattr(fillers, "SECONDS_AT_ONCE", float("inf"))
-    case = mlp(40)
-    at_once = collect_gradients(case.model, case.loss_fn, batches_of(case, 2), 20)
-    assert counts == [16, 4]
+    case = mlp(80)
+    at_once = collect_gradients(case.model, case.loss_fn, batches_of(case, 2), 40)
+    assert counts == [32, 8]
     counts.clear()
     monkeypatch.setattr(fillers, "SECONDS_AT_ONCE", 0.0)
-    assert torch.equal(collect_gradients(case.model, case.loss_fn, batches_of(case, 2), 20), at_once)
-    assert counts == [1] * 20
+    assert torch.equal(collect_gradients(case.model, case.loss_fn, batches_of(case, 2), 40), at_once)
+    assert counts == [1] * 40
 
 
 def test_the_last_row_is_filled():

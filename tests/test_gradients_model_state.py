@@ -99,6 +99,10 @@ def test_called_where_gradients_are_off(context, per_sample):
     assert torch.equal(rows, expected)
 
 
+def noisy(model, batch):
+    return cross_entropy(model, batch) * torch.rand(())
+
+
 def test_batches_that_are_drawn_at_random_are_not_disturbed_by_the_rows():
     case = mlp(4)
     seen = []
@@ -108,10 +112,18 @@ def test_batches_that_are_drawn_at_random_are_not_disturbed_by_the_rows():
             seen.append(torch.randn(4, 5))
             yield seen[-1], case.batch[1]
 
-    def noisy(model, batch):
-        return cross_entropy(model, batch) * torch.rand(())
-
     torch.manual_seed(3)
     collect_gradients(case.model, noisy, drawn(), 20)
     torch.manual_seed(3)
     assert all(torch.equal(inputs, torch.randn(4, 5)) for inputs in seen)
+
+
+@pytest.mark.parametrize("per_sample", [False, True])
+def test_what_a_loss_draws_is_the_same_for_a_list_and_for_an_iterator(per_sample):
+    case = mlp(4)
+    before = torch.get_rng_state()
+    batches = 5 * [case.batch]
+    rows = collect_gradients(case.model, noisy, batches, 5, per_sample=per_sample)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(collect_gradients(case.model, noisy, iter(batches), 5, per_sample=per_sample), rows)
+    assert len(rows.unique(dim=0)) == 5

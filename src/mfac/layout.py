@@ -86,6 +86,11 @@ class ParameterLayout:
         """Where the kept coordinates of each parameter lie in a row."""
         return _slots(self.sizes)
 
+    def views(self, rows: Float[Tensor, "c d"]) -> list[tuple[Tensor, ...]]:
+        """For each row without masks, its parts, each in the shape of its parameter."""
+        parts = zip(rows.split(self.full_sizes, 1), self.tensors, strict=True)
+        return list(zip(*(part.view(len(rows), *tensor.shape).unbind() for part, tensor in parts), strict=True))
+
     @torch.no_grad()
     def flatten(self, values: Sequence[Tensor | None], out: Float[Tensor, "d"]) -> None:
         """Writes one value a parameter (None is zero) into the row `out`, in the type and on the device of `out`."""

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,7 +121,11 @@ class Collection:
         sink, filler = begin(head[0][1])
         if sink.done >= self.num_grads:
             return
-        with row_progress(self.num_grads, sink.done, self.progress) as advance:
+        # Random numbers may be drawn for a batch, so the state is put back after every row; not so for those of a list.
+        with (
+            task.seeds if type(batches) in (list, tuple) else nullcontext(),
+            row_progress(self.num_grads, sink.done, self.progress) as advance,
+        ):
             for chunk in self._chunks(itertools.chain(head, stream), filler, sink, piece or self.num_grads):
                 if added := _add_rows(filler, sink, chunk):
                     advance(added)

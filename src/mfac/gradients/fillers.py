@@ -25,7 +25,7 @@ FIRST_CHUNK = 8
 LARGEST_CHUNK = 128
 TRIAL_CHUNK = 32  # samples, while it is not known which method is faster
 MOST_TRIALS = 4  # where no two chunks in a row have the same length
-ROWS_AT_ONCE, SECONDS_AT_ONCE = 16, 0.05  # of batches
+ROWS_AT_ONCE, SECONDS_AT_ONCE = 32, 0.2  # of batches
 
 
 @dataclass
@@ -64,10 +64,11 @@ class Task:
     def loop(self, batches: Iterable[Batch], out: Float[Tensor, "c d"], row: int, seconds: float = math.inf) -> Filled:
         """Fills one row a batch, one after the other, until the batches or the seconds are over."""
         start, checks = time.perf_counter(), []
-        for position, (batch, into) in enumerate(zip(batches, out.unbind(), strict=False)):
+        rows = zip(batches, out.unbind(), self._gradient.places(out), strict=False)
+        for position, (batch, into, places) in enumerate(rows):
             with self.seeds as seeds:
                 seeds.start(self._seed(row + position, 0))
-                checks.append(self._gradient.fill(batch, into))
+                checks.append(self._gradient.fill(batch, into, places))
             if time.perf_counter() - start > seconds:
                 break
         # Numbers are asked for when all rows are on their way: an accelerator would have to be waited for at each.
@@ -117,8 +118,9 @@ class BatchFiller:
 
     def fill(self, batches: Iterator[Batch], out: Float[Tensor, "c d"], row: int, zeroed: bool) -> Filled:
         """Writes rows for as many batches as are drawn."""
-        labelled = (self.task.labelled(batch, row + position) for position, batch in enumerate(batches))
-        return self.task.loop(labelled, out, row, SECONDS_AT_ONCE)
+        if self.task.draw is not None:
+            batches = (self.task.labelled(batch, row + position) for position, batch in enumerate(batches))
+        return self.task.loop(batches, out, row, SECONDS_AT_ONCE)
 
 
 class SampleFiller:

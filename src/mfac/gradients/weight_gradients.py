@@ -4,7 +4,7 @@ Each function below runs a layer on c samples at once. Its backward gives the gr
 gradient of the weights it writes sample by sample into a `RowWriter`, with no tensor of size c x d in between.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,16 +83,27 @@ class RowWriter:
         """Adds Aᵀ B of every sample: the weight gradient of a linear layer."""
         self.bound += _largest(A) * _largest(B) * A.shape[1]
         A, B = A.to(self.rows.dtype).transpose(1, 2), B.to(self.rows.dtype)
-        if self.index is not None:
-            self._add(parameter, torch.bmm(A, B))
-            return
-        region = self._region(parameter).view(len(A), A.shape[1], B.shape[2])
-        if not self._is_first(parameter):
-            region.baddbmm_(A, B)
-        elif A.shape[2] == 1:
-            torch.mul(A, B, out=region)  # an outer product is bound by memory, and bmm is slow at it
+        region = self._region(parameter).view(len(self.rows), A.shape[1], B.shape[2])
+        # An outer product is bound by memory, and matrix products are slow at it.
+        is_outer = A.shape[2] == 1
+        if self.index is None:
+            if not self._is_first(parameter):
+                region.baddbmm_(A, B)
+            elif is_outer:
+                torch.mul(A, B, out=region)
+            else:
+                torch.bmm(A, B, out=region)
+        elif region.device.type == "cpu":  # in place, one by one: faster than together, and then copied
+            first = self._is_first(parameter)
+            for into, a, b in zip(self._rows_of(region), A.unbind(), B.unbind(), strict=True):
+                if not first:
+                    into.addmm_(a, b)
+                elif is_outer:
+                    torch.mul(a, b, out=into)
+                else:
+                    torch.mm(a, b, out=into)
         else:
-            torch.bmm(A, B, out=region)
+            self._add(parameter, torch.bmm(A, B))
 
     def add_at(self, parameter: int, line: Int[Tensor, "c t"], value: Float[Tensor, "c t e"]) -> None:
         """Adds value[s, t] to line[s, t] of the parameter in the row of s: the weight gradient of an embedding.
@@ -105,8 +116,7 @@ class RowWriter:
         self.bound += _largest(value) * line.shape[1]
         table, value = region.view(len(region), -1, value.shape[2]), value.to(region.dtype)
         if region.device.type == "cpu":
-            rows = table.unbind() if self.index is None else [table[i] for i in self.index.tolist()]
-            for into, at, part in zip(rows, line.unbind(), value.unbind(), strict=True):
+            for into, at, part in zip(self._rows_of(table), line.unbind(), value.unbind(), strict=True):
                 into.index_add_(0, at, part)
         else:  # there this one sorts, and the other does not keep the order
             row = torch.arange(len(line), device=line.device) if self.index is None else self.index
@@ -125,6 +135,10 @@ class RowWriter:
 
     def _region(self, parameter: int) -> Float[Tensor, "n size"]:
         return self.rows[:, self.slots[parameter]]
+
+    def _rows_of(self, region: Float[Tensor, "n ..."]) -> Sequence[Tensor]:
+        """The part of each sample."""
+        return region.unbind() if self.index is None else [region[i] for i in self.index.tolist()]
 
     def _is_first(self, parameter: int) -> bool:
         self._check_open()
