@@ -91,13 +91,17 @@ class ParameterLayout:
         parts = zip(rows.split(self.full_sizes, 1), self.tensors, strict=True)
         return list(zip(*(part.view(len(rows), *tensor.shape).unbind() for part, tensor in parts), strict=True))
 
+    def dense(self, values: Sequence[Tensor | None]) -> list[Tensor]:
+        """One value a parameter, each as a plain tensor: zeros for None. Embeddings may have sparse gradients."""
+        return [
+            torch.zeros_like(tensor) if value is None else value.to_dense() if value.is_sparse else value
+            for value, tensor in zip(values, self.tensors, strict=True)
+        ]
+
     @torch.no_grad()
     def flatten(self, values: Sequence[Tensor | None], out: Float[Tensor, "d"]) -> None:
         """Writes one value a parameter (None is zero) into the row `out`, in the type and on the device of `out`."""
-        pieces = [
-            _kept_part(_dense(value, tensor), kept)
-            for value, tensor, kept in zip(values, self.tensors, self.kept, strict=True)
-        ]
+        pieces = [_kept_part(value, kept) for value, kept in zip(self.dense(values), self.kept, strict=True)]
         if all(piece.device == out.device for piece in pieces):
             torch.cat(pieces, out=out)
         else:
@@ -189,13 +193,6 @@ def _kept_indices(name: str, tensor: Tensor, mask: Tensor | None) -> Tensor | No
     if bool(mask.all()):
         return None
     return mask.to(tensor.device).flatten().nonzero().squeeze(1)
-
-
-def _dense(value: Tensor | None, tensor: Tensor) -> Tensor:
-    if value is None:
-        return torch.zeros_like(tensor)
-    # Embeddings with sparse=True give sparse gradients.
-    return value.to_dense() if value.is_sparse else value
 
 
 def _kept_part(value: Tensor, kept: Tensor | None) -> Tensor:

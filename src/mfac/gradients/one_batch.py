@@ -39,7 +39,8 @@ class BatchGradient:
     def places(self, rows: Float[Tensor, "c d"]) -> Iterator[Places]:
         """For each row, where in it the gradients are to be written.
 
-        Made for some rows at once: between two backward passes caches are cold, and a view takes ten times as long.
+        Made for some rows at once: one by one, with the cold caches that a backward pass leaves, they take half as long
+        as the copying.
         """
         if self._is_masked:
             yield from repeat((), len(rows))
@@ -69,12 +70,8 @@ class BatchGradient:
     def _store(self, grads: Sequence[Tensor | None], row: Float[Tensor, "d"], places: Places) -> None:
         if self._is_masked:
             self.layout.flatten(grads, row)
-            return
-        for place, grad in zip(places, grads, strict=True):
-            if grad is None:
-                place.zero_()
-            else:
-                place.copy_(grad.to_dense() if grad.is_sparse else grad)
+        else:
+            torch._foreach_copy_(places, self.layout.dense(grads))
 
 
 def scalar_loss(loss: Any) -> Tensor:
