@@ -264,8 +264,9 @@ def branching_sequences(n: int = 6) -> Case:
         value = sum(F.cross_entropy(model(part).mean(1), targets) for part in (inputs, 2 * inputs))
         return 2 * value if (inputs[:, 0, 0] > 0).all() else value
 
-    case = mlp(n)
-    return case._replace(loss_fn=loss, batch=(torch.randn(n, 4, 5), case.batch[1]))
+    torch.manual_seed(10)
+    model = nn.Sequential(nn.Linear(70, 120), nn.Tanh(), nn.Linear(120, 3))
+    return Case(model, loss, (torch.randn(n, 4, 70), torch.randint(3, (n,))))
 
 
 def bert(n: int = 6, padded: bool = True, tokens: int = 7, **config: Any) -> Case:

@@ -18,6 +18,7 @@ from torch.nn import grad as conv_grad
 CONV_WEIGHT = {1: conv_grad.conv1d_weight, 2: conv_grad.conv2d_weight, 3: conv_grad.conv3d_weight}
 CONV_INPUT = {1: conv_grad.conv1d_input, 2: conv_grad.conv2d_input, 3: conv_grad.conv3d_input}
 CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+LARGE_MATRIX = 1 << 13  # numbers from which on products are faster one by one in their rows than together and copied
 
 
 class RowWriter:
@@ -84,24 +85,12 @@ class RowWriter:
         self.bound += _largest(A) * _largest(B) * A.shape[1]
         A, B = A.to(self.rows.dtype).transpose(1, 2), B.to(self.rows.dtype)
         region = self._region(parameter).view(len(self.rows), A.shape[1], B.shape[2])
-        # An outer product is bound by memory, and matrix products are slow at it.
-        is_outer = A.shape[2] == 1
         if self.index is None:
-            if not self._is_first(parameter):
-                region.baddbmm_(A, B)
-            elif is_outer:
-                torch.mul(A, B, out=region)
-            else:
-                torch.bmm(A, B, out=region)
-        elif region.device.type == "cpu":  # in place, one by one: faster than together, and then copied
+            _multiply(A, B, region, self._is_first(parameter))
+        elif region.device.type == "cpu" and region[0].numel() >= LARGE_MATRIX:
             first = self._is_first(parameter)
-            for into, a, b in zip(self._rows_of(region), A.unbind(), B.unbind(), strict=True):
-                if not first:
-                    into.addmm_(a, b)
-                elif is_outer:
-                    torch.mul(a, b, out=into)
-                else:
-                    torch.mm(a, b, out=into)
+            for a, b, into in zip(A.unbind(), B.unbind(), self._rows_of(region), strict=True):
+                _multiply(a, b, into, first)
         else:
             self._add(parameter, torch.bmm(A, B))
 
@@ -150,6 +139,16 @@ class RowWriter:
         if not self.open:
             # A loss that differentiates by itself would have its own gradients written into the rows.
             raise RuntimeError("the loss function calls backward or grad itself")
+
+
+def _multiply(A: Float[Tensor, "*c o t"], B: Float[Tensor, "*c t i"], into: Tensor, first: bool) -> None:
+    """`into` = A B, or `into` += A B if it is not the first: matrices, or batches of them."""
+    if not first:
+        _ = into.addmm_(A, B) if into.ndim == 2 else into.baddbmm_(A, B)
+    elif A.shape[-1] == 1:
+        torch.mul(A, B, out=into)  # an outer product is bound by memory, and the others are slow at it
+    else:
+        _ = torch.mm(A, B, out=into) if into.ndim == 2 else torch.bmm(A, B, out=into)
 
 
 def _largest(x: Tensor) -> Float[Tensor, ""]:
