@@ -61,7 +61,9 @@ def test_batches_whose_memory_is_used_again_for_the_next():
     assert torch.equal(rows, collect_gradients(case.model, case.loss_fn, batches, len(batches)))
 
 
-def test_progress_after_every_row_that_takes_long(monkeypatch):
+@pytest.fixture
+def advances(monkeypatch):
+    """How many rows progress was told of, time after time."""
     counts = []
 
     @contextmanager
@@ -69,14 +71,34 @@ def test_progress_after_every_row_that_takes_long(monkeypatch):
         yield counts.append
 
     monkeypatch.setattr(collection, "row_progress", counting)
+    return counts
+
+
+def test_progress_after_every_row_that_takes_long(monkeypatch, advances):
     monkeypatch.setattr(fillers, "SECONDS_AT_ONCE", float("inf"))
     case = mlp(80)
     at_once = collect_gradients(case.model, case.loss_fn, batches_of(case, 2), 40)
-    assert counts == [32, 8]
-    counts.clear()
+    assert advances == [32, 8]
+    advances.clear()
     monkeypatch.setattr(fillers, "SECONDS_AT_ONCE", 0.0)
     assert torch.equal(collect_gradients(case.model, case.loss_fn, batches_of(case, 2), 40), at_once)
-    assert counts == [1] * 40
+    assert advances == [1] * 40
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(1e9, [8, 128, 4]), (0.0, [8] + 132 * [1])])
+def test_samples_one_by_one_go_by_time_too(monkeypatch, advances, seconds, expected):
+    monkeypatch.setattr(fillers, "SECONDS_AT_ONCE", seconds)
+    case = mlp(140)
+    collect_gradients(case.model, case.loss_fn, [case.batch], 140, per_sample=True, method="loop")
+    assert advances == expected
+
+
+def test_samples_one_by_one_come_in_the_same_chunks_in_every_run_to_a_file(monkeypatch, advances, tmp_path):
+    monkeypatch.setattr(fillers, "SECONDS_AT_ONCE", 1e9)
+    case = mlp(20)
+    out = tmp_path / "rows"
+    collect_gradients(case.model, case.loss_fn, [case.batch], 20, per_sample=True, method="loop", out=out)
+    assert advances == [8, 8, 4]
 
 
 def test_the_last_row_is_filled():

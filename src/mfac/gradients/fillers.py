@@ -164,11 +164,13 @@ class SampleFiller:
     def fill(self, batch: Batch, out: Float[Tensor, "c d"], row: int, zeroed: bool) -> Filled:
         """Writes the rows of a chunk."""
         batch = self.task.labelled(batch, row)
+        start = time.perf_counter()
         if self.plan is None:
-            return self._fill_first(batch, out, row, zeroed)
+            filled = self._fill_first(batch, out, row, zeroed)
+            self._lengthen((time.perf_counter() - start) / len(out))
+            return filled
         if self.plan.method == "loop":
             return self._loop(batch, out, row)
-        start = time.perf_counter()
         try:
             filled = self._map(batch, out, row, zeroed)
         except Exception as error:
@@ -210,9 +212,16 @@ class SampleFiller:
         for _ in range(2):
             self.task.loop(single, spare, row)
         self._wait()
-        loop_seconds = (time.perf_counter() - start) / 2 * len(out)
-        if self.plan is not None and seconds > 1.05 * loop_seconds:
+        loop_seconds = (time.perf_counter() - start) / 2
+        if self.plan is not None and seconds > 1.05 * loop_seconds * len(out):
             self.plan.method = "loop"
+            self._lengthen(loop_seconds)
+
+    def _lengthen(self, seconds: float) -> None:
+        """Chunks of a loop as long as for batches, at so many seconds a row; not where every run must make the same."""
+        if self.plan is not None and self.plan.method == "loop" and self.measure and self.chunk_size is None:
+            fitting = min(LARGEST_CHUNK, self._budget() // self._row_bytes, int(SECONDS_AT_ONCE / seconds))
+            self.plan.others = _power_of_two(fitting)
 
     def _map(self, batch: Batch, out: Tensor, row: int, zeroed: bool) -> Filled:
         layout = self.task.layout
@@ -251,7 +260,7 @@ class SampleFiller:
         fitting = min(LARGEST_CHUNK, min(ACTIVATION_BYTES, self._budget()) // self._mapping.bytes_per_sample)
         if staged:
             fitting = min(fitting, self._budget() // self._row_bytes)
-        return 1 << (max(1, fitting).bit_length() - 1)
+        return _power_of_two(fitting)
 
     @property
     def _row_bytes(self) -> int:
@@ -270,3 +279,8 @@ def _first_line(error: Exception) -> str:
     text = str(error).strip() or type(error).__name__
     line = text.splitlines()[0]
     return line if len(line) <= 200 else line[:200] + " ..."
+
+
+def _power_of_two(limit: int) -> int:
+    """The largest one up to the limit, and at least one."""
+    return 1 << (max(1, limit).bit_length() - 1)
