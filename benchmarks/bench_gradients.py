@@ -200,13 +200,14 @@ def measure(name: str, budget: float) -> dict[str, Any]:
     case.model.eval()
     dim = sum(p.numel() for p in case.model.parameters())
     batches = [cut(case.batch, i, i + BATCH) for i in range(0, SAMPLES, BATCH)]
+    repeated = REPEATS.get(name, 1) * batches
     found: dict[str, Any] = {
         "parameters": dim,
-        "batch": measure_batches(case, REPEATS.get(name, 1) * batches, dim, budget),
+        "batch": measure_batches(case, repeated, dim, budget),
         "per_sample": measure_samples(case, batches, SINGLES.get(name, 128), dim, budget),
     }
     for size in LARGER_BATCHES if name == "mlp" else ():
-        found[f"batch of {size}"] = measure_batches(case, 128 * [lenet(size).batch], dim, budget)
+        found[f"batch of {size}"] = measure_batches(case, len(repeated) * [lenet(size).batch], dim, budget)
     return found
 
 

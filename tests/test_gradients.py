@@ -85,20 +85,21 @@ def test_progress_after_every_row_that_takes_long(monkeypatch, advances):
     assert advances == [1] * 40
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [(1e9, [8, 128, 4]), (0.0, [8] + 132 * [1])])
-def test_samples_one_by_one_go_by_time_too(monkeypatch, advances, seconds, expected):
-    monkeypatch.setattr(fillers, "SECONDS_AT_ONCE", seconds)
-    case = mlp(140)
-    collect_gradients(case.model, case.loss_fn, [case.batch], 140, per_sample=True, method="loop")
-    assert advances == expected
+@pytest.mark.parametrize("to_file", [False, True])
+def test_samples_one_by_one_come_in_the_same_chunks_in_every_run(advances, tmp_path, to_file):
+    case = mlp(40)
+    out = tmp_path / "rows" if to_file else None
+    collect_gradients(case.model, case.loss_fn, [case.batch], 40, per_sample=True, method="loop", out=out)
+    assert advances == [8, 16, 16]
 
 
-def test_samples_one_by_one_come_in_the_same_chunks_in_every_run_to_a_file(monkeypatch, advances, tmp_path):
-    monkeypatch.setattr(fillers, "SECONDS_AT_ONCE", 1e9)
-    case = mlp(20)
-    out = tmp_path / "rows"
-    collect_gradients(case.model, case.loss_fn, [case.batch], 20, per_sample=True, method="loop", out=out)
-    assert advances == [8, 8, 4]
+@pytest.mark.parametrize("per_sample", [False, True])
+def test_a_parameter_of_no_dimension(per_sample):
+    case = mlp(1)
+    case.model.register_parameter("scale", nn.Parameter(torch.tensor(2.0)))
+    case = case._replace(loss_fn=lambda m, b: m.scale * cross_entropy(m, b))
+    rows = collect_gradients(case.model, case.loss_fn, [case.batch], 1, per_sample=per_sample)
+    torch.testing.assert_close(rows, loop_rows(case.model, case.loss_fn, [case.batch]))
 
 
 def test_the_last_row_is_filled():

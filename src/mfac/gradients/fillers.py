@@ -23,6 +23,7 @@ from mfac.memory import available_memory
 ACTIVATION_BYTES = 96 * 2**20
 FIRST_CHUNK = 8
 LARGEST_CHUNK = 128
+LOOP_CHUNK = 16
 TRIAL_CHUNK = 32  # samples, while it is not known which method is faster
 MOST_TRIALS = 4  # where no two chunks in a row have the same length
 ROWS_AT_ONCE, SECONDS_AT_ONCE = 32, 0.2  # of batches
@@ -159,18 +160,16 @@ class SampleFiller:
         if self.plan is not None:
             length = self.plan.first if row == 0 else self.plan.others
             return min(length, TRIAL_CHUNK) if self._undecided and self.chunk_size is None else length
-        return self.chunk_size or max(1, min(FIRST_CHUNK, self._budget() // self._row_bytes))
+        return self.chunk_size or self._fitting(FIRST_CHUNK)
 
     def fill(self, batch: Batch, out: Float[Tensor, "c d"], row: int, zeroed: bool) -> Filled:
         """Writes the rows of a chunk."""
         batch = self.task.labelled(batch, row)
-        start = time.perf_counter()
         if self.plan is None:
-            filled = self._fill_first(batch, out, row, zeroed)
-            self._lengthen((time.perf_counter() - start) / len(out))
-            return filled
+            return self._fill_first(batch, out, row, zeroed)
         if self.plan.method == "loop":
             return self._loop(batch, out, row)
+        start = time.perf_counter()
         try:
             filled = self._map(batch, out, row, zeroed)
         except Exception as error:
@@ -186,7 +185,7 @@ class SampleFiller:
     def _fill_first(self, batch: Batch, out: Tensor, row: int, zeroed: bool) -> Filled:
         """Fills the chunk and plans the others."""
         first = len(out) if self.chunk_size is None else self.chunk_size
-        self.plan = Plan("loop", first, first)
+        self.plan = Plan("loop", first, self.chunk_size or self._fitting(LOOP_CHUNK))
         if self.method == "loop" or first == 1:
             return self._loop(batch, out, row)
         try:
@@ -212,16 +211,9 @@ class SampleFiller:
         for _ in range(2):
             self.task.loop(single, spare, row)
         self._wait()
-        loop_seconds = (time.perf_counter() - start) / 2
-        if self.plan is not None and seconds > 1.05 * loop_seconds * len(out):
+        loop_seconds = (time.perf_counter() - start) / 2 * len(out)
+        if self.plan is not None and seconds > 1.05 * loop_seconds:
             self.plan.method = "loop"
-            self._lengthen(loop_seconds)
-
-    def _lengthen(self, seconds: float) -> None:
-        """Chunks of a loop as long as for batches, at so many seconds a row; not where every run must make the same."""
-        if self.plan is not None and self.plan.method == "loop" and self.measure and self.chunk_size is None:
-            fitting = min(LARGEST_CHUNK, self._budget() // self._row_bytes, int(SECONDS_AT_ONCE / seconds))
-            self.plan.others = _power_of_two(fitting)
 
     def _map(self, batch: Batch, out: Tensor, row: int, zeroed: bool) -> Filled:
         layout = self.task.layout
@@ -259,8 +251,12 @@ class SampleFiller:
         """The largest power of two that keeps the activations of a chunk, and its rows if staged, in their budgets."""
         fitting = min(LARGEST_CHUNK, min(ACTIVATION_BYTES, self._budget()) // self._mapping.bytes_per_sample)
         if staged:
-            fitting = min(fitting, self._budget() // self._row_bytes)
-        return _power_of_two(fitting)
+            fitting = self._fitting(fitting)
+        return 1 << (max(1, fitting).bit_length() - 1)
+
+    def _fitting(self, length: int) -> int:
+        """So many rows, or fewer if they would not fit."""
+        return max(1, min(length, self._budget() // self._row_bytes))
 
     @property
     def _row_bytes(self) -> int:
@@ -279,8 +275,3 @@ def _first_line(error: Exception) -> str:
     text = str(error).strip() or type(error).__name__
     line = text.splitlines()[0]
     return line if len(line) <= 200 else line[:200] + " ..."
-
-
-def _power_of_two(limit: int) -> int:
-    """The largest one up to the limit, and at least one."""
-    return 1 << (max(1, limit).bit_length() - 1)

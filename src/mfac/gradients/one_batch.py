@@ -39,8 +39,7 @@ class BatchGradient:
     def places(self, rows: Float[Tensor, "c d"]) -> Iterator[Places]:
         """For each row, where in it the gradients are to be written.
 
-        Made for some rows at once: one by one, with the cold caches that a backward pass leaves, they take half as long
-        as the copying.
+        Made for some rows at once: one by one, with the cold caches that a backward pass leaves, they are slow.
         """
         if self._is_masked:
             yield from repeat((), len(rows))
