@@ -123,7 +123,7 @@ def pages():
 def gradients():
     record = load("gradients")
     rows = []
-    for name in ("mlp", "bert_tiny", "resnet20", "lstm", "packed_lstm"):
+    for name in ("mlp", "wide_mlp", "bert_tiny", "resnet20", "lstm", "packed_lstm"):
         model, singles = record[name], record[name]["per_sample"]
         rows.append([name.replace("_", "-"), f"{model['parameters']:,}", "128", *_of_batches(model["batch"])])
         rows[-1] += [f"{singles['rows_per_second']}", f"**{singles['speedup']:.2f}**", f"{singles['loop_speedup']:.2f}"]

@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from mfac.gradients import collect_gradients
+from mfac.gradients.labels import Noise, draw_classes, draw_targets
 from mfac.gradients.losses import criterion_loss, model_loss
 from models import CASES, bert, cross_entropy, mlp
 
@@ -41,13 +42,56 @@ def test_the_mean_of_outer_products_is_the_true_fisher(how):
     assert rows.mean(0).norm() < 0.05 * rows.norm(dim=1).mean()
 
 
-def test_mapped_and_looped_draw_the_same_labels():
+@pytest.mark.parametrize("criterion", [nn.CrossEntropyLoss(), nn.MSELoss(), nn.BCEWithLogitsLoss()])
+@pytest.mark.parametrize("other", [{"method": "loop"}, {"chunk_size": 7}, {"cut": 6}])
+def test_labels_of_a_sample_do_not_depend_on_how_samples_are_taken(criterion, other):
+    inputs, targets = mlp(40).batch
+    targets = targets if isinstance(criterion, nn.CrossEntropyLoss) else torch.randn(40, 3)
+    other = dict(other)
+    length = other.pop("cut", 40)
+    batches = list(zip(inputs.split(length), targets.split(length), strict=True))
+    options = {"per_sample": True, "fisher": "sampled"}
+    loss_fn, model = criterion_loss(criterion), mlp().model
+    rows = collect_gradients(model, loss_fn, [(inputs, targets)], 40, **options)
+    torch.testing.assert_close(collect_gradients(model, loss_fn, batches, 40, **options, **other), rows)
+
+
+def test_a_sample_fn_is_given_chunks():
+    def sample_fn(model, batch):
+        return batch[0], torch.multinomial(model(batch[0]).softmax(1), 1)[:, 0]
+
     case = CASES["embedding"](20)
-    options = {"per_sample": True, "fisher": "sampled", "output_fn": lambda m, b: m(b[0]), "chunk_size": 10}
+    options = {"per_sample": True, "fisher": "sampled", "sample_fn": sample_fn, "chunk_size": 10}
     rows = [
         collect_gradients(case.model, case.loss_fn, [case.batch], 20, method=m, **options) for m in ("vmap", "loop")
     ]
     torch.testing.assert_close(*rows)
+
+
+def test_numbers_from_one_seed_after_the_other_are_independent():
+    """The first of each generator: uniform, and none tells anything about the next."""
+    u = Noise(range(100_000)).uniform(torch.zeros(100_000))
+    counts = torch.histc(u, 50, 0, 1)
+    assert ((counts - 2000) ** 2 / 2000).sum() < 86  # chi squared of 49 degrees: 0.1 % are above
+    assert abs(torch.corrcoef(torch.stack([u[:-1], u[1:]]))[0, 1]) < 0.012
+
+
+def test_classes_come_up_as_often_as_they_should():
+    probabilities = torch.tensor([0.0, 0.1, 0.0, 0.6, 0.3, 0.0])
+    drawn = draw_classes(probabilities.log().expand(20_000, 6), Noise([5]))
+    torch.testing.assert_close(drawn.bincount(minlength=6) / 20_000, probabilities, rtol=0, atol=0.015)
+
+
+@pytest.mark.parametrize("is_flat", [False, True])
+def test_several_labels_a_sample(is_flat):
+    """Of sequences: what is drawn for a sample is the same alone and with others."""
+    logits, targets = torch.randn(4, 3, 5), torch.zeros(4, 5, dtype=torch.long)
+    if is_flat:
+        logits, targets = logits.transpose(1, 2).flatten(0, 1), targets.flatten()
+    third = slice(10, 15) if is_flat else slice(2, 3)
+    together = draw_targets(nn.CrossEntropyLoss(), logits, targets, Noise([3, 4, 5, 6]))
+    alone = draw_targets(nn.CrossEntropyLoss(), logits[third], targets[third], Noise([5]))
+    assert torch.equal(alone, together[third])
 
 
 def test_the_seed_decides_what_is_drawn():
@@ -74,7 +118,7 @@ def test_criteria_that_tell_how_labels_are_distributed(criterion):
 def test_ignored_targets_stay_ignored():
     logits, targets = torch.randn(5, 3, 4), torch.randint(3, (5, 4))
     targets[:, 0] = -100
-    _, drawn = criterion_loss(nn.CrossEntropyLoss()).draw_labels(nn.Identity(), (logits, targets))
+    _, drawn = criterion_loss(nn.CrossEntropyLoss()).draw_labels(nn.Identity(), (logits, targets), Noise([0]))
     assert (drawn[:, 0] == -100).all()
     assert (drawn[:, 1:] >= 0).all()
 
@@ -83,7 +127,7 @@ def test_hugging_face_models_tell_too():
     pytest.importorskip("transformers", reason="transformers is not installed")
     case = bert(40)
     rows = collect_gradients(case.model, model_loss, [case.batch], 40, per_sample=True, fisher="sampled")
-    drawn = model_loss.draw_labels(case.model, case.batch)
+    drawn = model_loss.draw_labels(case.model, case.batch, Noise([0]))
     assert type(drawn) is type(case.batch)
     assert not torch.equal(drawn["labels"], case.batch["labels"])
     assert torch.isfinite(rows).all()

@@ -91,11 +91,15 @@ class ParameterLayout:
         parts = zip(rows.split(self.full_sizes, 1), self.tensors, strict=True)
         return list(zip(*(part.view(len(rows), *tensor.shape).unbind() for part, tensor in parts), strict=True))
 
-    def dense(self, values: Sequence[Tensor | None]) -> list[Tensor]:
-        """One value a parameter, each as a plain tensor: zeros for None. Embeddings may have sparse gradients."""
+    def dense(self, values: Sequence[Tensor | None], positions: Sequence[int] | None = None) -> list[Tensor]:
+        """One value a parameter, each as a plain tensor: zeros for None. Embeddings may have sparse gradients.
+
+        With `positions`, only for those parameters.
+        """
+        tensors = self.tensors if positions is None else [self.tensors[position] for position in positions]
         return [
             torch.zeros_like(tensor) if value is None else value.to_dense() if value.is_sparse else value
-            for value, tensor in zip(values, self.tensors, strict=True)
+            for value, tensor in zip(values, tensors, strict=True)
         ]
 
     @torch.no_grad()

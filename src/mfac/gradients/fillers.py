@@ -12,7 +12,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mfac.gradients.batches import Batch, cut, singles
-from mfac.gradients.losses import SampleFn
+from mfac.gradients.labels import Noise
+from mfac.gradients.losses import Draw
 from mfac.gradients.model_state import RowSeeds
 from mfac.gradients.one_batch import BatchGradient, Filled, LossFn
 from mfac.gradients.per_sample import MappedGradients
@@ -39,7 +40,7 @@ class Task:
     model: nn.Module
     loss_fn: LossFn
     layout: ParameterLayout
-    draw: SampleFn | None
+    draw: Draw | None
     seed: int
     first: int = 0
     every: int = 1
@@ -54,22 +55,30 @@ class Task:
         """Where batches are moved to: where the model is; None if it is on several devices and moves them itself."""
         return self.device if all(tensor.device == self.device for tensor in self.layout.tensors) else None
 
-    def labelled(self, batch: Batch, row: int) -> Batch:
-        """The batch that the loss is given."""
+    def labelled(self, batch: Batch, row: int, count: int = 1) -> Batch:
+        """The batch that the loss is given, which makes `count` rows, from `row` on."""
         if self.draw is None:
             return batch
+        noise = Noise([self._seed(row + position, 1) for position in range(count)])
         with torch.no_grad(), self.seeds as seeds:
-            seeds.start(self._seed(row, 1))
-            return self.draw(self.model, batch)
+            seeds.start(noise.seeds[0])
+            return self.draw(self.model, batch, noise)
 
-    def loop(self, batches: Iterable[Batch], out: Float[Tensor, "c d"], row: int, seconds: float = math.inf) -> Filled:
+    def loop(
+        self,
+        batches: Iterable[Batch],
+        out: Float[Tensor, "c d"],
+        row: int,
+        zeroed: bool = False,
+        seconds: float = math.inf,
+    ) -> Filled:
         """Fills one row a batch, one after the other, until the batches or the seconds are over."""
         start, checks = time.perf_counter(), []
         rows = zip(batches, out.unbind(), self._gradient.places(out), strict=False)
         for position, (batch, into, places) in enumerate(rows):
             with self.seeds as seeds:
                 seeds.start(self._seed(row + position, 0))
-                checks.append(self._gradient.fill(batch, into, places))
+                checks.append(self._gradient.fill(batch, into, places, zeroed))
             if time.perf_counter() - start > seconds:
                 break
         # Numbers are asked for when all rows are on their way: an accelerator would have to be waited for at each.
@@ -121,7 +130,7 @@ class BatchFiller:
         """Writes rows for as many batches as are drawn."""
         if self.task.draw is not None:
             batches = (self.task.labelled(batch, row + position) for position, batch in enumerate(batches))
-        return self.task.loop(batches, out, row, SECONDS_AT_ONCE)
+        return self.task.loop(batches, out, row, zeroed, SECONDS_AT_ONCE)
 
 
 class SampleFiller:
@@ -164,11 +173,11 @@ class SampleFiller:
 
     def fill(self, batch: Batch, out: Float[Tensor, "c d"], row: int, zeroed: bool) -> Filled:
         """Writes the rows of a chunk."""
-        batch = self.task.labelled(batch, row)
+        batch = self.task.labelled(batch, row, len(out))
         if self.plan is None:
             return self._fill_first(batch, out, row, zeroed)
         if self.plan.method == "loop":
-            return self._loop(batch, out, row)
+            return self._loop(batch, out, row, zeroed)
         start = time.perf_counter()
         try:
             filled = self._map(batch, out, row, zeroed)
@@ -187,7 +196,7 @@ class SampleFiller:
         first = len(out) if self.chunk_size is None else self.chunk_size
         self.plan = Plan("loop", first, self.chunk_size or self._fitting(LOOP_CHUNK))
         if self.method == "loop" or first == 1:
-            return self._loop(batch, out, row)
+            return self._loop(batch, out, row, zeroed)
         try:
             filled = self._map(batch, out, row, zeroed)
         except Exception as error:
@@ -230,9 +239,9 @@ class SampleFiller:
         layout = self.task.layout
         return not layout.masked and (out.dtype, out.device) == (layout.dtype, layout.device)
 
-    def _loop(self, batch: Batch, out: Tensor, row: int) -> Filled:
+    def _loop(self, batch: Batch, out: Tensor, row: int, zeroed: bool = False) -> Filled:
         with self.task.seeds:
-            return self.task.loop(singles(batch), out, row)
+            return self.task.loop(singles(batch), out, row, zeroed)
 
     def _fall_back(self, batch: Batch, out: Tensor, row: int, error: Exception) -> Filled:
         """The loop; where that fails too, the fault is not vmap's and the loop's error is the one to see."""

@@ -1,17 +1,17 @@
-"""Ready loss functions (model, batch) -> scalar for the two common shapes, and labels drawn from a model's output."""
+"""Ready loss functions (model, batch) -> scalar for the two common shapes, which know how labels are distributed."""
 
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mfac.gradients.batches import Batch
+from mfac.gradients.labels import Noise, draw_classes, draw_normal, draw_targets
 
 SampleFn = Callable[[Any, Any], Any]
+Draw = Callable[[Any, Any, Noise], Any]
 OutputFn = Callable[[Any, Any], Tensor]
 
 
@@ -26,10 +26,10 @@ class CriterionLoss:
         inputs, targets = self._split(batch)
         return self.criterion(_call(model, inputs), targets)
 
-    def draw_labels(self, model: nn.Module, batch: Batch) -> Batch:
+    def draw_labels(self, model: nn.Module, batch: Batch, noise: Noise) -> Batch:
         """The batch with targets drawn from the distribution that the criterion is the log-likelihood of."""
         inputs, targets = self._split(batch)
-        drawn = _draw(self.criterion, _call(model, inputs), targets)
+        drawn = draw_targets(self.criterion, _call(model, inputs), targets, noise)
         return type(batch)((inputs, drawn)) if type(batch) in (list, tuple) else (inputs, drawn)
 
     def _split(self, batch: Batch) -> tuple[Any, Any]:
@@ -58,7 +58,7 @@ class ModelLoss:
             )
         return loss
 
-    def draw_labels(self, model: nn.Module, batch: Batch) -> Batch:
+    def draw_labels(self, model: nn.Module, batch: Batch, noise: Noise) -> Batch:
         """The batch with labels drawn from the logits: one class a sample, or a number (regression)."""
         logits = getattr(self._output(model, batch), "logits", None)
         labels = batch.get("labels") if isinstance(batch, Mapping) else None
@@ -68,9 +68,9 @@ class ModelLoss:
                 "for other models pass sample_fn(model, batch), which returns the batch with drawn labels"
             )
         if labels.is_floating_point():
-            drawn = _draw_normal(logits.reshape(labels.shape))
+            drawn = draw_normal(logits.reshape(labels.shape), noise)
         else:
-            drawn = draw_classes(logits).reshape(labels.shape).to(labels.dtype)
+            drawn = draw_classes(logits, noise).reshape(labels.shape).to(labels.dtype)
         new: Any = batch.copy()
         new["labels"] = drawn
         return new
@@ -111,9 +111,9 @@ class OutputLoss:
         batch, labels = pair
         return F.cross_entropy(self._logits(model, batch), labels)
 
-    def draw_labels(self, model: nn.Module, batch: Batch) -> tuple[Batch, Tensor]:
+    def draw_labels(self, model: nn.Module, batch: Batch, noise: Noise) -> tuple[Batch, Tensor]:
         """(batch, labels drawn from the logits)."""
-        return batch, draw_classes(self._logits(model, batch))
+        return batch, draw_classes(self._logits(model, batch), noise)
 
     def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
         logits = self.output_fn(model, batch)
@@ -126,8 +126,8 @@ class OutputLoss:
 
 def sampled_loss(
     loss_fn: Callable[[Any, Any], Tensor], sample_fn: SampleFn | None, output_fn: OutputFn | None
-) -> tuple[Callable[[Any, Any], Tensor], SampleFn]:
-    """(loss_fn, draw) for the true Fisher by Monte Carlo: draw(model, batch) is the batch that loss_fn is given.
+) -> tuple[Callable[[Any, Any], Tensor], Draw]:
+    """(loss_fn, draw) for the true Fisher by Monte Carlo: draw(model, batch, noise) is the batch that loss_fn is given.
 
     Raises:
         ValueError: the loss cannot tell how labels are distributed, and no hook says so.
@@ -135,7 +135,7 @@ def sampled_loss(
     if sample_fn is not None and output_fn is not None:
         raise ValueError("sample_fn and output_fn do the same in two ways; pass one of them")
     if sample_fn is not None:
-        return loss_fn, sample_fn
+        return loss_fn, lambda model, batch, noise: sample_fn(model, batch)
     if output_fn is not None:
         output_loss = OutputLoss(output_fn)
         return output_loss, output_loss.draw_labels
@@ -145,36 +145,6 @@ def sampled_loss(
         'fisher="sampled" cannot tell from this loss_fn how labels are drawn; pass output_fn(model, batch) -> logits, '
         "or sample_fn(model, batch) -> the batch with drawn labels, or use criterion_loss(criterion)"
     )
-
-
-def draw_classes(logits: Float[Tensor, "n classes ..."]) -> Int[Tensor, "n ..."]:
-    """One class from the softmax over dimension 1."""
-    last = logits.detach().float().movedim(1, -1)
-    drawn = torch.multinomial(last.softmax(-1).reshape(-1, last.shape[-1]), 1)
-    return drawn.reshape(last.shape[:-1])
-
-
-def _draw(criterion: Any, output: Tensor, targets: Tensor) -> Tensor:
-    """Targets from the distribution whose negative log-likelihood the criterion is."""
-    if isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss) or criterion in (F.cross_entropy, F.nll_loss):
-        drawn = draw_classes(output)  # the softmax of log-probabilities is the probabilities
-        if targets.is_floating_point():
-            return drawn
-        return torch.where(targets == getattr(criterion, "ignore_index", -100), targets, drawn.to(targets.dtype))
-    if isinstance(criterion, nn.BCEWithLogitsLoss) or criterion is F.binary_cross_entropy_with_logits:
-        return torch.bernoulli(output.detach().sigmoid()).to(targets.dtype)
-    if isinstance(criterion, nn.MSELoss) or criterion is F.mse_loss:
-        return _draw_normal(output)
-    name = getattr(criterion, "__name__", type(criterion).__name__)
-    raise ValueError(
-        f'fisher="sampled" knows cross-entropy, NLL, binary cross-entropy with logits and squared error, not {name}; '
-        "pass sample_fn(model, batch), which returns the batch with drawn labels"
-    )
-
-
-def _draw_normal(mean: Tensor) -> Tensor:
-    # (y - mean)² is the negative log-likelihood of a normal distribution of variance 1/2.
-    return mean.detach() + torch.randn_like(mean) * 0.5**0.5
 
 
 def _refused(model: nn.Module, batch: Batch) -> TypeError | None:

@@ -1,14 +1,16 @@
 """The gradient of one batch, by plain autograd, stored in its row."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 
 from mfac.gradients.batches import Batch
+from mfac.gradients.weight_uses import Use, WeightUses, write
 from mfac.layout import ParameterLayout
 
 LossFn = Callable[[Any, Any], Tensor]
@@ -35,6 +37,8 @@ class BatchGradient:
     def __init__(self, model: nn.Module, loss_fn: LossFn, layout: ParameterLayout):
         self.model, self.loss_fn, self.layout = model, loss_fn, layout
         self._is_masked = layout.masked
+        self._uses = WeightUses(model, layout)
+        self._slots = layout.full_slots
 
     def places(self, rows: Float[Tensor, "c d"]) -> Iterator[Places]:
         """For each row, where in it the gradients are to be written.
@@ -47,8 +51,10 @@ class BatchGradient:
         for some in rows.split(max(1, VIEWS_AT_ONCE // len(self.layout.tensors))):
             yield from self.layout.views(some)
 
-    def fill(self, batch: Batch, row: Float[Tensor, "d"], places: Places) -> tuple[float | Tensor, Tensor]:
-        """Writes the row; gives the loss and the sum of the row, which is finite only if the row is.
+    def fill(
+        self, batch: Batch, row: Float[Tensor, "d"], places: Places, zeroed: bool = False
+    ) -> tuple[float | Tensor, Tensor]:
+        """Writes the row; gives the loss, and a number that is finite only if the row is.
 
         Raises:
             ValueError: the loss is no scalar, or does not depend on the parameters.
@@ -59,18 +65,42 @@ class BatchGradient:
                 "the loss does not depend on any trainable parameter of the model; loss_fn(model, batch) must call the "
                 "model it is given, with gradients on"
             )
-        self._store(torch.autograd.grad(loss, self.layout.tensors, allow_unused=True), row, places)
-        # A sum is much cheaper than isfinite, most of all now that the row is in the cache. It can overflow where the
-        # row does not, but never the other way round.
-        total = row.sum(dtype=torch.float32) if row.dtype.itemsize < 4 else row.sum()
+        uses = self._uses.find(loss.grad_fn, places)
+        check = self._store_in_place(loss, uses, row, places, zeroed) if uses else self._store(loss, row, places)
         # An accelerator is not waited for; a compiled model may use the memory of its loss again, so it is copied.
-        return loss.item() if loss.device.type == "cpu" else loss.detach().clone(), total
+        return loss.item() if loss.device.type == "cpu" else loss.detach().clone(), check
 
-    def _store(self, grads: Sequence[Tensor | None], row: Float[Tensor, "d"], places: Places) -> None:
+    def _store(self, loss: Tensor, row: Float[Tensor, "d"], places: Places) -> Float[Tensor, ""]:
+        grads = torch.autograd.grad(loss, self.layout.tensors, allow_unused=True)
         if self._is_masked:
             self.layout.flatten(grads, row)
         else:
             torch._foreach_copy_(places, self.layout.dense(grads))
+        return _sum(row)
+
+    def _store_in_place(
+        self, loss: Tensor, uses: dict[int, list[Use]], row: Float[Tensor, "d"], places: Places, zeroed: bool
+    ) -> Float[Tensor, ""]:
+        """The same, where the gradients of the parameters whose `uses` are known are formed in their places."""
+        nodes = list(dict.fromkeys(use.node for some in uses.values() for use in some))
+        rest = [position for position in range(len(places)) if position not in uses]
+        edges: list[Any] = [GradientEdge(node, 0) for node in nodes]
+        inputs = edges + [self.layout.tensors[position] for position in rest]
+        grads = torch.autograd.grad(loss, inputs, allow_unused=True)
+        outputs = dict(zip(nodes, grads, strict=False))
+        if rest:
+            torch._foreach_copy_([places[position] for position in rest], self.layout.dense(grads[len(nodes) :], rest))
+        check, start = torch.zeros((), device=row.device), 0
+        for position in sorted(uses):
+            slot = self._slots[position]
+            limit = write(uses[position], [outputs[use.node] for use in uses[position]], places[position], zeroed)
+            check, start = check + limit + _sum(row[start : slot.start]), slot.stop
+        return check + _sum(row[start:])
+
+
+def _sum(row: Float[Tensor, "d"]) -> Float[Tensor, ""]:
+    """A sum is much cheaper than isfinite, most of all while the row is in the cache; it is finite only if all are."""
+    return row.sum(dtype=torch.float32) if row.dtype.itemsize < 4 else row.sum()
 
 
 def scalar_loss(loss: Any) -> Tensor:

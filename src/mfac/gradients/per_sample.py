@@ -20,6 +20,7 @@ from mfac.gradients.batches import Batch, sample_tensors, with_sample_tensors
 from mfac.gradients.interception import BranchError, Interception
 from mfac.gradients.one_batch import Filled, LossFn, scalar_loss
 from mfac.gradients.weight_gradients import RowWriter
+from mfac.gradients.weight_uses import first_with_hook
 from mfac.layout import ParameterLayout
 
 
@@ -36,7 +37,7 @@ class MappedGradients:
         self.layout = layout
         self.bytes_per_sample = 0
         self._bound = _Bound(model, loss_fn)
-        self._hooked = _first_with_hook(model, layout)
+        self._hooked = first_with_hook(model, layout)
         self._has_recurrent = any(isinstance(module, nn.RNNBase | nn.RNNCellBase) for module in model.modules())
         # Matrices, and biases of layers that are caught, are repeated only if a use turns out not to be caught.
         biases = {id(bias) for module in model.modules() for bias in _biases(module)}
@@ -146,15 +147,6 @@ class MappedGradients:
             yield
         weights = {p.untyped_storage().data_ptr() for p in self._bound.parameters()}
         self.bytes_per_sample = sum(size for key, size in kept.items() if key not in weights) // count + 1
-
-
-def _first_with_hook(model: nn.Module, layout: ParameterLayout) -> str | None:
-    """The name of a parameter or a module whose gradients go through a hook."""
-    for name, parameter in zip(layout.names, layout.tensors, strict=True):
-        if parameter._backward_hooks:
-            return name
-    hooked = (name for name, module in model.named_modules() if module._backward_hooks or module._backward_pre_hooks)
-    return next((f"the module {name}" if name else "the model" for name in hooked), None)
 
 
 def _biases(module: nn.Module) -> list[Tensor]:

@@ -55,7 +55,7 @@ class RowWriter:
 
     def add(self, parameter: int, value: Float[Tensor, "c ..."]) -> None:
         """Adds a gradient that has been formed."""
-        self.bound += _largest(value)
+        self.bound += largest(value)
         self._add(parameter, value)
 
     def _add(self, parameter: int, value: Float[Tensor, "c ..."]) -> None:
@@ -82,15 +82,15 @@ class RowWriter:
 
     def add_product(self, parameter: int, A: Float[Tensor, "c t o"], B: Float[Tensor, "c t i"]) -> None:
         """Adds Aᵀ B of every sample: the weight gradient of a linear layer."""
-        self.bound += _largest(A) * _largest(B) * A.shape[1]
+        self.bound += largest(A) * largest(B) * A.shape[1]
         A, B = A.to(self.rows.dtype).transpose(1, 2), B.to(self.rows.dtype)
         region = self._region(parameter).view(len(self.rows), A.shape[1], B.shape[2])
         if self.index is None:
-            _multiply(A, B, region, self._is_first(parameter))
+            multiply(A, B, region, self._is_first(parameter))
         elif region.device.type == "cpu" and region[0].numel() >= LARGE_MATRIX:
             first = self._is_first(parameter)
             for a, b, into in zip(A.unbind(), B.unbind(), self._rows_of(region), strict=True):
-                _multiply(a, b, into, first)
+                multiply(a, b, into, first)
         else:
             self._add(parameter, torch.bmm(A, B))
 
@@ -102,12 +102,12 @@ class RowWriter:
         region = self._region(parameter)
         if self._is_first(parameter) and not self.zeroed:
             _ = region.zero_() if self.index is None else region.index_fill_(0, self.index, 0)
-        self.bound += _largest(value) * line.shape[1]
+        self.bound += largest(value) * line.shape[1]
         table, value = region.view(len(region), -1, value.shape[2]), value.to(region.dtype)
         if region.device.type == "cpu":
             for into, at, part in zip(self._rows_of(table), line.unbind(), value.unbind(), strict=True):
-                into.index_add_(0, at, part)
-        else:  # there this one sorts, and the other does not keep the order
+                add_lines(into, at, part)
+        else:
             row = torch.arange(len(line), device=line.device) if self.index is None else self.index
             table.index_put_((row.unsqueeze(1), line), value, accumulate=True)
 
@@ -141,7 +141,7 @@ class RowWriter:
             raise RuntimeError("the loss function calls backward or grad itself")
 
 
-def _multiply(A: Float[Tensor, "*c o t"], B: Float[Tensor, "*c t i"], into: Tensor, first: bool) -> None:
+def multiply(A: Float[Tensor, "*c o t"], B: Float[Tensor, "*c t i"], into: Tensor, first: bool) -> None:
     """`into` = A B, or `into` += A B if it is not the first: matrices, or batches of them."""
     if not first:
         _ = into.addmm_(A, B) if into.ndim == 2 else into.baddbmm_(A, B)
@@ -151,7 +151,15 @@ def _multiply(A: Float[Tensor, "*c o t"], B: Float[Tensor, "*c t i"], into: Tens
         _ = torch.mm(A, B, out=into) if into.ndim == 2 else torch.bmm(A, B, out=into)
 
 
-def _largest(x: Tensor) -> Float[Tensor, ""]:
+def add_lines(table: Float[Tensor, "v e"], line: Int[Tensor, "t"], value: Float[Tensor, "t e"]) -> None:
+    """Adds value[t] to table[line[t]], lines that come up several times in their order."""
+    if table.device.type == "cpu":
+        table.index_add_(0, line, value)
+    else:  # there this one sorts, and the other does not keep the order
+        table.index_put_((line,), value, accumulate=True)
+
+
+def largest(x: Tensor) -> Float[Tensor, ""]:
     """The largest absolute value; NaN if there is one."""
     low, high = x.aminmax()
     return torch.maximum(-low, high)
@@ -224,7 +232,7 @@ class Embedding(Function):
         index = index.reshape(ctx.c, -1)
         dy = dy.reshape(*index.shape, dy.shape[-1])
         if ctx.padding is not None:
-            dy = dy * (index != ctx.padding).unsqueeze(2)
+            dy = dy.masked_fill((index == ctx.padding).unsqueeze(2), 0)
         ctx.to.writer.add_at(ctx.to.weight, index, dy)
         return None, None, None, None, None, None
 

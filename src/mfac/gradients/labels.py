@@ -1,0 +1,71 @@
+"""Labels drawn from a model's own output, those of each sample from a seed of its own."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Noise:
+    """Random numbers for a batch that is made of as many equal parts as there are seeds.
+
+    Those of a part depend on its seed alone, not on what other samples it is with, nor on the device: they are drawn
+    on the CPU.
+    """
+
+    def __init__(self, seeds: Sequence[int]):
+        self.seeds = seeds
+
+    def uniform(self, like: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
+        """Between 0 and 1, in float64."""
+        return self._draw(torch.rand, like, torch.float64)
+
+    def normal(self, like: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
+        """Of mean 0 and variance 1."""
+        return self._draw(torch.randn, like, like.dtype)
+
+    def _draw(self, draw: Callable[..., Tensor], like: Tensor, dtype: torch.dtype) -> Tensor:
+        length, *rest = like.shape
+        seeds = self.seeds if length % len(self.seeds) == 0 else self.seeds[:1]  # parts that cannot be told apart
+        generator = torch.Generator()
+        shape = (length // len(seeds), *rest)
+        parts = [draw(shape, generator=generator.manual_seed(seed), dtype=dtype) for seed in seeds]
+        return torch.cat(parts).to(like.device)
+
+
+def draw_classes(logits: Float[Tensor, "n classes ..."], noise: Noise) -> Int[Tensor, "n ..."]:
+    """One class from the softmax over dimension 1: the first up to which the probabilities add up to more than u."""
+    sums = logits.detach().double().movedim(1, -1).softmax(-1).cumsum(-1)
+    u = noise.uniform(sums[..., 0]) * sums[..., -1]
+    drawn = torch.searchsorted(sums, u.unsqueeze(-1), right=True).squeeze(-1)
+    return drawn.clamp_max(sums.shape[-1] - 1)
+
+
+def draw_normal(mean: Float[Tensor, "n ..."], noise: Noise) -> Float[Tensor, "n ..."]:
+    """(y - mean)² is the negative log-likelihood of a normal distribution of variance 1/2."""
+    return mean.detach() + noise.normal(mean) * 0.5**0.5
+
+
+def draw_targets(criterion: Any, output: Tensor, targets: Tensor, noise: Noise) -> Tensor:
+    """Targets from the distribution whose negative log-likelihood the criterion is.
+
+    Raises:
+        ValueError: it is not known to be any.
+    """
+    if isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss) or criterion in (F.cross_entropy, F.nll_loss):
+        drawn = draw_classes(output, noise)  # the softmax of log-probabilities is the probabilities
+        if targets.is_floating_point():
+            return drawn
+        return torch.where(targets == getattr(criterion, "ignore_index", -100), targets, drawn.to(targets.dtype))
+    if isinstance(criterion, nn.BCEWithLogitsLoss) or criterion is F.binary_cross_entropy_with_logits:
+        return (noise.uniform(output) < output.detach().sigmoid()).to(targets.dtype)
+    if isinstance(criterion, nn.MSELoss) or criterion is F.mse_loss:
+        return draw_normal(output, noise)
+    name = getattr(criterion, "__name__", type(criterion).__name__)
+    raise ValueError(
+        f'fisher="sampled" knows cross-entropy, NLL, binary cross-entropy with logits and squared error, not {name}; '
+        "pass sample_fn(model, batch), which returns the batch with drawn labels"
+    )
