@@ -10,6 +10,7 @@ from mfac.gradients import collect_gradients
 from mfac.gradients.batches import cut, num_samples
 from mfac.gradients.fillers import SampleFiller
 from mfac.gradients.losses import model_loss
+from mfac.gradients.row_products import RowProducts
 from mfac.gradients.weight_gradients import RowWriter
 from models import CASES, Case, bert, cross_entropy, mlp, recurrent, resnet20
 
@@ -256,7 +257,7 @@ def test_steps_of_a_recurrent_layer_are_added_in_one_product(monkeypatch):
 
 def rows_of_tokens(tokens: Tensor, gradients: Tensor) -> Tensor:
     rows = torch.zeros(7, 3 * 128)
-    writer = RowWriter(rows, {0: slice(0, 3 * 128)}, zeroed=True)
+    writer = RowWriter(rows, {0: slice(0, 3 * 128)}, True, RowProducts())
     writer.open = True
     writer.add_at(0, tokens, gradients)
     return rows

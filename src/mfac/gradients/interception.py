@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.autograd.function import Function
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from mfac.gradients import recurrent
+from mfac.gradients.outside import outside
 from mfac.gradients.weight_gradients import RowWriter, Target, convolution, embedding, linear
 
 
@@ -80,7 +80,7 @@ class Interception(TorchFunctionMode):
         if to is None:
             return NotImplemented
         b = None if caught is None else caught.detach()
-        y = Outside.apply(linear, input, self.each, weight.detach(), b, self.anchor, to)
+        y = outside(linear, input, self.each, weight.detach(), b, self.anchor, to)
         return y if bias is None or caught is not None else y + bias
 
     def _embedding(
@@ -96,7 +96,7 @@ class Interception(TorchFunctionMode):
         to = self._target(weight)
         padding = padding_idx % len(weight) if padding_idx is not None else None
         if to is not None and max_norm is None and not scale_grad_by_freq:
-            return Outside.apply(embedding, input, self.each, weight.detach(), self.anchor, padding, to)
+            return outside(embedding, input, self.each, weight.detach(), self.anchor, padding, to)
         y = F.embedding(input, weight, None, max_norm, norm_type, scale_grad_by_freq, sparse)
         # The rule of vmap knows the padding entry of the first sample only.
         return y if padding is None else torch.where((input == padding).unsqueeze(-1), y.detach(), y)
@@ -117,7 +117,7 @@ class Interception(TorchFunctionMode):
             return NotImplemented
         options = (stride, padding, dilation, groups)
         b = None if caught is None else caught.detach()
-        y = Outside.apply(convolution, input, self.each, weight.detach(), b, self.anchor, options, to)
+        y = outside(convolution, input, self.each, weight.detach(), b, self.anchor, options, to)
         if bias is None or caught is not None:
             return y
         return y + bias.view(-1, *[1] * (weight.ndim - 2))
@@ -131,7 +131,7 @@ class Interception(TorchFunctionMode):
         mask = attn_mask
         if mask is not None:
             mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape).expand(len(query), *[-1] * 3)
-        return Outside.apply(_attention_outside, query, self.each, key, value, mask, rest, options)
+        return outside(_attention_outside, query, self.each, key, value, mask, rest, options)
 
     def _recurrent(
         self,
@@ -178,7 +178,7 @@ class Interception(TorchFunctionMode):
         targets = [factor.to for factors in layers.factors for factor in factors if factor.to is not None]
         written = {key for to in targets for key in (to.weight, to.bias)}
         plain = [weight.detach() if id(weight) in written else weight for weight in weights]
-        return Outside.apply(layers, input, self.each, self.anchor, *states, *plain)
+        return outside(layers, input, self.each, self.anchor, *states, *plain)
 
     def _factors(
         self, weights: list[Tensor], at: int, size: int, has_biases: bool, is_single: bool = False
@@ -201,7 +201,7 @@ class Interception(TorchFunctionMode):
         if condition.numel() != 1:
             return NotImplemented
         answer = Answer()
-        Outside.apply(_branch_outside, condition, self.each, answer)
+        outside(_branch_outside, condition, self.each, answer)
         return answer.value
 
 
@@ -209,31 +209,6 @@ class Answer:
     """What all samples answer at a branch."""
 
     value: bool
-
-
-class Outside(Function):
-    """Leaves `vmap`: calls `function` on the plain tensors that hold all samples, with the mapped dimension first."""
-
-    @staticmethod
-    def forward(function: Any, x: Tensor, each: Tensor, *rest: Any) -> Tensor:
-        """Never runs: `each` is always mapped."""
-        raise AssertionError("a layer was caught outside vmap")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing to keep: the functions called outside have their own backward."""
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, function: Any, x: Tensor, each: Tensor, *rest: Any) -> Any:
-        """Puts the mapped dimension of every tensor first, and expands x where it is the same for all samples."""
-        moved = [_first(value, dim) for value, dim in zip(rest, in_dims[3:], strict=True)]
-        whole = _first(x, in_dims[1]) if in_dims[1] is not None else x.unsqueeze(0).expand(info.batch_size, *x.shape)
-        result = function(whole, *moved)
-        return result, (0,) * len(result) if isinstance(result, tuple) else 0
-
-
-def _first(value: Any, dim: Any) -> Any:
-    return value.movedim(dim, 0) if isinstance(value, Tensor) and dim is not None else value
 
 
 def _attention_outside(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from mfac.gradients.batches import Batch
-from mfac.gradients.weight_uses import Use, WeightUses, write
+from mfac.gradients.weight_uses import Use, WeightUses
 from mfac.layout import ParameterLayout
 
 LossFn = Callable[[Any, Any], Tensor]
@@ -93,7 +93,9 @@ class BatchGradient:
         check, start = torch.zeros((), device=row.device), 0
         for position in sorted(uses):
             slot = self._slots[position]
-            limit = write(uses[position], [outputs[use.node] for use in uses[position]], places[position], zeroed)
+            limit = self._uses.write(
+                uses[position], [outputs[use.node] for use in uses[position]], places[position], zeroed
+            )
             check, start = check + limit + _sum(row[start : slot.start]), slot.stop
         return check + _sum(row[start:])
 

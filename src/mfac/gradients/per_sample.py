@@ -19,6 +19,7 @@ from torch.func import functional_call, vmap
 from mfac.gradients.batches import Batch, sample_tensors, with_sample_tensors
 from mfac.gradients.interception import BranchError, Interception
 from mfac.gradients.one_batch import Filled, LossFn, scalar_loss
+from mfac.gradients.row_products import RowProducts
 from mfac.gradients.weight_gradients import RowWriter
 from mfac.gradients.weight_uses import first_with_hook
 from mfac.layout import ParameterLayout
@@ -37,6 +38,7 @@ class MappedGradients:
         self.layout = layout
         self.bytes_per_sample = 0
         self._bound = _Bound(model, loss_fn)
+        self._products = RowProducts()
         self._hooked = first_with_hook(model, layout)
         self._has_recurrent = any(isinstance(module, nn.RNNBase | nn.RNNCellBase) for module in model.modules())
         # Matrices, and biases of layers that are caught, are repeated only if a use turns out not to be caught.
@@ -64,7 +66,7 @@ class MappedGradients:
         if self._hooked is not None:
             raise RuntimeError(f"{self._hooked} has a backward hook, which expects the gradient of one sample")
         slots = {id(p): slot for p, slot in zip(self.layout.tensors, self.layout.full_slots, strict=True)}
-        writer = RowWriter(rows, slots, zeroed, index)
+        writer = RowWriter(rows, slots, zeroed, self._products, index)
         try:
             losses, missed = self._attempt(batch, writer)
         except BranchError as branches:

@@ -15,10 +15,11 @@ from torch.autograd.function import Function, once_differentiable
 from torch.nn import functional as F
 from torch.nn import grad as conv_grad
 
+from mfac.gradients.row_products import RowProducts
+
 CONV_WEIGHT = {1: conv_grad.conv1d_weight, 2: conv_grad.conv2d_weight, 3: conv_grad.conv3d_weight}
 CONV_INPUT = {1: conv_grad.conv1d_input, 2: conv_grad.conv2d_input, 3: conv_grad.conv3d_input}
 CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-LARGE_MATRIX = 1 << 13  # numbers from which on products are faster one by one in their rows than together and copied
 
 
 class RowWriter:
@@ -28,6 +29,7 @@ class RowWriter:
         rows: where they go.
         slots: {id of a parameter: its columns}.
         zeroed: whether the rows hold zeros already (memory fresh from the system does, and need not be touched).
+        products: what multiplies matrices.
         index: the row of each sample; None: sample i has row i.
     """
 
@@ -36,11 +38,13 @@ class RowWriter:
         rows: Float[Tensor, "n d"],
         slots: Mapping[int, slice],
         zeroed: bool,
+        products: RowProducts,
         index: Int[Tensor, "c"] | None = None,
     ):
         self.rows = rows
         self.slots = slots
         self.zeroed = zeroed
+        self.products = products
         self.index = index
         self.open = False
         self.bound = torch.zeros((), device=rows.device)
@@ -85,14 +89,7 @@ class RowWriter:
         self.bound += largest(A) * largest(B) * A.shape[1]
         A, B = A.to(self.rows.dtype).transpose(1, 2), B.to(self.rows.dtype)
         region = self._region(parameter).view(len(self.rows), A.shape[1], B.shape[2])
-        if self.index is None:
-            multiply(A, B, region, self._is_first(parameter))
-        elif region.device.type == "cpu" and region[0].numel() >= LARGE_MATRIX:
-            first = self._is_first(parameter)
-            for a, b, into in zip(A.unbind(), B.unbind(), self._rows_of(region), strict=True):
-                multiply(a, b, into, first)
-        else:
-            self._add(parameter, torch.bmm(A, B))
+        self.products.add(A, B, region, self.index, self._is_first(parameter))
 
     def add_at(self, parameter: int, line: Int[Tensor, "c t"], value: Float[Tensor, "c t e"]) -> None:
         """Adds value[s, t] to line[s, t] of the parameter in the row of s: the weight gradient of an embedding.
@@ -139,16 +136,6 @@ class RowWriter:
         if not self.open:
             # A loss that differentiates by itself would have its own gradients written into the rows.
             raise RuntimeError("the loss function calls backward or grad itself")
-
-
-def multiply(A: Float[Tensor, "*c o t"], B: Float[Tensor, "*c t i"], into: Tensor, first: bool) -> None:
-    """`into` = A B, or `into` += A B if it is not the first: matrices, or batches of them."""
-    if not first:
-        _ = into.addmm_(A, B) if into.ndim == 2 else into.baddbmm_(A, B)
-    elif A.shape[-1] == 1:
-        torch.mul(A, B, out=into)  # an outer product is bound by memory, and the others are slow at it
-    else:
-        _ = torch.mm(A, B, out=into) if into.ndim == 2 else torch.bmm(A, B, out=into)
 
 
 def add_lines(table: Float[Tensor, "v e"], line: Int[Tensor, "t"], value: Float[Tensor, "t e"]) -> None:

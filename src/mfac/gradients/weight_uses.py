@@ -15,7 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
-from mfac.gradients.weight_gradients import add_lines, largest, multiply
+from mfac.gradients.row_products import RowProducts
+from mfac.gradients.weight_gradients import add_lines, largest
 from mfac.layout import ParameterLayout
 
 Node = Any  # of the graph: torch makes their classes at run time, and they can be told apart by name only
@@ -31,11 +32,16 @@ class Product(NamedTuple):
     is_flipped: bool
 
     def add(
-        self, dy: Float[Tensor, "n o"], place: Float[Tensor, "o i"], is_first: bool, zeroed: bool
+        self,
+        dy: Float[Tensor, "n o"],
+        place: Float[Tensor, "o i"],
+        is_first: bool,
+        zeroed: bool,
+        products: RowProducts,
     ) -> Float[Tensor, ""]:
         """Adds the gradient of W to the place, which the first one overwrites; gives what its numbers do not exceed."""
         left, right = (self.x, dy) if self.is_flipped else (dy, self.x)
-        multiply(left.t(), right, place, is_first)
+        products.add(left.t().unsqueeze(0), right.unsqueeze(0), place.unsqueeze(0), None, is_first)
         return len(dy) * largest(dy) * largest(self.x)
 
 
@@ -47,7 +53,12 @@ class Lookup(NamedTuple):
     padding: int
 
     def add(
-        self, dy: Float[Tensor, "... e"], place: Float[Tensor, "v e"], is_first: bool, zeroed: bool
+        self,
+        dy: Float[Tensor, "... e"],
+        place: Float[Tensor, "v e"],
+        is_first: bool,
+        zeroed: bool,
+        products: RowProducts,
     ) -> Float[Tensor, ""]:
         """The same; nothing needs to be overwritten if the place is `zeroed`."""
         if is_first and not zeroed:
@@ -78,6 +89,7 @@ class WeightUses:
         }
         if layout.masked or first_with_hook(model, layout) is not None:
             self._positions = {}
+        self._products = RowProducts()
         self._most_nodes = sum(layout.full_sizes[at] for at in self._positions.values()) // NUMBERS_A_NODE
 
     def find(self, root: Node, places: Sequence[Tensor]) -> dict[int, list[Use]]:
@@ -101,6 +113,19 @@ class WeightUses:
             if len(seen) > self._most_nodes:
                 return {}
         return {position: some for position, some in uses.items() if position not in others}
+
+    def write(self, uses: list[Use], outputs: list[Tensor | None], place: Tensor, zeroed: bool) -> Float[Tensor, ""]:
+        """Writes the gradient of a weight where it belongs, from those of what comes out of its uses (None: zero).
+
+        Returns a number that is finite only if all that is written is: much cheaper than reading it.
+        """
+        present = [(use, dy) for use, dy in zip(uses, outputs, strict=True) if dy is not None]
+        if not present and not zeroed:
+            place.zero_()
+        limit = torch.zeros((), device=place.device)
+        for count, (use, dy) in enumerate(present):
+            limit = limit + use.add(dy, place, count == 0, zeroed, self._products)
+        return (2 * limit).to(place.dtype)  # twice: sums are rounded on the way
 
     def _take(self, node: Node, places: Sequence[Tensor], uses: dict[int, list[Use]]) -> Any:
         """Adds the use of a weight by this node, and returns its edges: all but the one to that weight."""
@@ -155,20 +180,6 @@ def _saved(node: Node, name: str) -> Tensor | None:
         return None
     tensor = getattr(node, f"_saved_{name}")
     return tensor.detach() if type(tensor) in (Tensor, nn.Parameter) else None
-
-
-def write(uses: list[Use], outputs: list[Tensor | None], place: Tensor, zeroed: bool) -> Tensor:
-    """Writes the gradient of a weight where it belongs, from those of what comes out of its uses (None: zero).
-
-    Returns a number that is finite only if all that is written is: much cheaper than reading it.
-    """
-    present = [(use, dy) for use, dy in zip(uses, outputs, strict=True) if dy is not None]
-    if not present and not zeroed:
-        place.zero_()
-    limit = torch.zeros((), device=place.device)
-    for count, (use, dy) in enumerate(present):
-        limit = limit + use.add(dy, place, count == 0, zeroed)
-    return (2 * limit).to(place.dtype)  # twice: sums are rounded on the way
 
 
 def first_with_hook(model: nn.Module, layout: ParameterLayout) -> str | None:
