@@ -3,37 +3,40 @@
     python benchmarks/bench_gradients.py                     # writes benchmarks/results/gradients.json
     python benchmarks/bench_gradients.py --seconds 1 --out /dev/null --only mlp
 
-Times are taken in turn in the same process; ratios are medians of the ratios of each turn, rows per second are of the
-fastest. With one thread they are processor time, so that other processes count less; the committed figures are for one
-(OMP_NUM_THREADS=1).
+What is compared is compared within one run: `collect_gradients` is given an iterable of batches that, before it hands
+out some, lets the other side work on the same ones and takes that off the clock. The two see the same machine within
+some ten milliseconds, where runs one after the other differ by several per cent on virtual machines. Figures are
+medians over all such pairs. With one thread times are processor time, so that other processes count less; the committed
+figures are for one (OMP_NUM_THREADS=1).
 
-All sides are given the same batches, cut them into samples themselves, and store their rows in the same memory, which
-has been touched and zeroed before, outside the timed part. Nor do they give memory back to the system in between. Both
-are about page faults: they cost anything from a tenth of a microsecond to four on virtual machines, how many there are
-is decided by the order of things on the heap, and they would drown the rest.
+All sides are given the same batches, cut them into samples themselves, and store their rows in memory which has been
+touched and zeroed before, outside the timed part. Nor do they give memory back to the system in between. Both are about
+page faults: they cost anything from a tenth of a microsecond to four on virtual machines, how many there are is decided
+by the order of things on the heap, and they would drown the rest.
 
 `overhead` is the share of the time of `collect_gradients` that a loop of forward and backward passes, which stores
 nothing, does without; `plain_overhead` is that of the plain loop, which stores its rows and does nothing else; `write`
 is the machine's limit: the time to copy as many rows from the cache into that memory, over the time of
-`collect_gradients`. All are medians. An MLP does a few operations a weight and sample, so its overhead is about that of
-writing the row over the samples in a batch: it is measured for batches of several sizes.
+`collect_gradients`. An MLP does a few operations a weight and sample, so its overhead is about that of writing the row
+over the samples in a batch: it is measured for batches of several sizes.
 """
 
 import argparse
 import ctypes
-import itertools
 import json
+import math
 import random
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +46,7 @@ from timing import environment
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from mfac.gradients import collect_gradients, row_sinks
 from mfac.gradients.batches import cut
+from mfac.gradients.collector import Method
 from models import Case, Packed, bert, cross_entropy, resnet20
 
 SAMPLES = 512
@@ -109,55 +113,89 @@ CASES: dict[str, Callable[[], Case]] = {
     "packed_lstm": packed_lstm,
 }
 REPEATS = {"mlp": 32, "lstm": 4, "packed_lstm": 4}  # of the batches: enough rows for what a call takes besides
-SINGLES = {"mlp": 512, "wide_mlp": 16, "lstm": 512, "packed_lstm": 256}  # rows of a sample each, if not 128
+SINGLES = {"mlp": 512, "wide_mlp": 16, "bert_tiny": 256, "lstm": 512, "packed_lstm": 256}  # rows, if not 128
 LARGER_BATCHES = (256, 512, 1024)  # of the MLP
+BLOCK = 8  # batches that are handed out at a time, at most: a quarter of them if they are few
+
+Run = Callable[[Iterable[Any]], Any]
 
 
 def clock() -> float:
     return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
-def times(budget: float, memory: Tensor, *functions: Callable[[], Any]) -> list[list[float]]:
-    """Seconds, a list for each function: in turns, so that all see the same machine, until the budget is spent."""
-    taken: list[list[float]] = [[] for _ in functions]
-    order, shuffle = list(range(len(functions))), random.Random(0).shuffle
-    start_of_all = time.perf_counter()
-    for turn in itertools.count():
-        if turn and time.perf_counter() - start_of_all > budget:
-            return taken
-        shuffle(order)  # none always comes after the same other one
+class Times(NamedTuple):
+    """Seconds a batch, of what is measured and of what it is measured against."""
+
+    run: float
+    other: float
+
+
+def side_by_side(run: Run, other: Run, batches: list[Any]) -> list[Times]:
+    """Times both on the same batches, a block at a time: the other one first, while `run` waits for the block.
+
+    What `run` takes before it asks for the first block is shared by all; what it takes at its end is in the last.
+    """
+    size = min(BLOCK, -(-len(batches) // 4))
+    blocks = [batches[first : first + size] for first in range(0, len(batches), size)]
+    asked, given = [], []
+
+    def handed_out() -> Iterator[Any]:
+        for block in blocks:
+            asked.append(clock())
+            other(block)
+            given.append(clock())
+            yield from block
+
+    start = clock()
+    run(handed_out())
+    ends = [*asked[1:], clock()]
+    before = (asked[0] - start) / len(batches)
+    return [
+        Times(before + (ends[i] - given[i]) / len(block), (given[i] - asked[i]) / len(block))
+        for i, block in enumerate(blocks)
+    ]
+
+
+def rounds(budget: float, memory: Tensor, *measured: Callable[[], list[Times]]) -> list[list[Times]]:
+    """Measures each of them again and again until the budget is spent; none always comes after the same other one."""
+    taken: list[list[Times]] = [[] for _ in measured]
+    order, shuffle = list(range(len(measured))), random.Random(0).shuffle
+    start = time.perf_counter()
+    while not taken[0] or time.perf_counter() - start < budget:
+        shuffle(order)
         for which in order:
             memory.zero_()
-            start = clock()
-            functions[which]()
-            taken[which].append(clock() - start)
-    raise AssertionError
+            taken[which] += measured[which]()
+    return taken
 
 
-def ratio(numerators: list[float], denominators: list[float]) -> float:
-    """The median over the rounds."""
-    return median(a / b for a, b in zip(numerators, denominators, strict=True))
+def ratio(taken: list[Times]) -> float:
+    """How many times as long the run takes as the other one."""
+    return median(times.run / times.other for times in taken)
 
 
-def plain_loop(case: Case, batches: list[Any], rows: Tensor | None, samples: int = 0) -> None:
-    """What one would write without the library; with `samples`, that many rows of a sample each."""
+def plain_loop(case: Case, batches: Iterable[Any], rows: Tensor | None) -> None:
+    """What one would write without the library."""
     model, parameters = case.model, list(case.model.parameters())
-    for index, batch in enumerate(_samples(batches, samples) if samples else batches):
+    for index, batch in enumerate(batches):
         model.zero_grad(set_to_none=True)
         case.loss_fn(model, batch).backward()
         if rows is not None:
             torch.cat(
                 [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters], out=rows[index]
             )
+    model.zero_grad(set_to_none=True)
 
 
-def _samples(batches: list[Any], count: int) -> Iterator[Any]:
-    for i in range(count):
-        batch, j = batches[i // BATCH], i % BATCH
-        if isinstance(batch, tuple):
-            yield tuple(tensor[j : j + 1] for tensor in batch)
-        else:
-            yield {key: tensor[j : j + 1] for key, tensor in batch.items()}
+def samples_of(batches: Iterable[Any]) -> Iterator[Any]:
+    for batch in batches:
+        is_tuple = isinstance(batch, tuple)
+        for j in range(len(batch[0] if is_tuple else batch["input_ids"])):
+            if is_tuple:
+                yield tuple(tensor[j : j + 1] for tensor in batch)
+            else:
+                yield {key: tensor[j : j + 1] for key, tensor in batch.items()}
 
 
 def row_memory(rows: int, dim: int) -> Tensor:
@@ -185,7 +223,7 @@ def measure(name: str, budget: float) -> dict[str, Any]:
     found: dict[str, Any] = {
         "parameters": dim,
         "batch": measure_batches(case, repeated, dim, budget),
-        "per_sample": measure_samples(case, batches, SINGLES.get(name, 128), dim, budget),
+        "per_sample": measure_samples(case, SINGLES.get(name, BATCH), dim, budget),
     }
     for size in LARGER_BATCHES if name == "mlp" else ():
         found[f"batch of {size}"] = measure_batches(case, 64 * [lenet(size).batch], dim, budget)
@@ -193,53 +231,69 @@ def measure(name: str, budget: float) -> dict[str, Any]:
 
 
 def measure_batches(case: Case, batches: list[Any], dim: int, budget: float) -> dict[str, float]:
-    memory = row_memory(len(batches), dim)
-    cached = torch.ones(dim)
+    """Against the bare passes, which store nothing."""
+    count = len(batches)
+    memory, cached = row_memory(count, dim), torch.ones(dim)
 
-    def write() -> None:
+    def bare(some: Iterable[Any]) -> None:
+        plain_loop(case, some, None)
+
+    def plain(some: Iterable[Any]) -> None:
+        plain_loop(case, some, memory)
+
+    def collect(some: Iterable[Any]) -> None:
+        collect_gradients(case.model, case.loss_fn, some, count)
+
+    def write() -> list[Times]:
+        start = clock()
         for row in memory:
             row.copy_(cached)
+        return [Times((clock() - start) / count, math.nan)]
 
     with memory_touched_before(memory):
-        bare, plain, ours, written = times(
+        stored, ours, written = rounds(
             budget,
             memory,
-            lambda: plain_loop(case, batches, None),
-            lambda: plain_loop(case, batches, memory),
-            lambda: collect_gradients(case.model, case.loss_fn, batches, len(batches)),
+            lambda: side_by_side(plain, bare, batches),
+            lambda: side_by_side(collect, bare, batches),
             write,
         )
-    return _figures(len(batches), plain, ours) | {
-        "overhead": round(1 - ratio(bare, ours), 4),
-        "plain_overhead": round(1 - ratio(bare, plain), 4),
-        "write": round(ratio(written, ours), 4),
+    return {
+        "plain_rows_per_second": round(1 / median(times.run for times in stored), 1),
+        "rows_per_second": round(1 / median(times.run for times in ours), 1),
+        "speedup": round(ratio(stored) / ratio(ours), 3),
+        "overhead": round(1 - 1 / ratio(ours), 4),
+        "plain_overhead": round(1 - 1 / ratio(stored), 4),
+        "write": round(median(times.run for times in written) / median(times.run for times in ours), 4),
     }
 
 
-def measure_samples(case: Case, batches: list[Any], samples: int, dim: int, budget: float) -> dict[str, float]:
-    memory = row_memory(samples, dim)
+def measure_samples(case: Case, count: int, dim: int, budget: float) -> dict[str, float]:
+    """Against the plain loop, which stores its rows in memory of its own."""
+    size = min(count, BATCH)
+    batches = [cut(case.batch, i, i + size) for i in range(0, count, size)]
+    memory, spare = row_memory(count, dim), torch.zeros(size, dim)
 
-    def collect(**options: Any) -> None:
+    def plain(some: Iterable[Any]) -> None:
+        plain_loop(case, samples_of(some), spare)
+
+    def collect(some: Iterable[Any], method: Method = "auto") -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that packed sequences cannot be mapped
-            collect_gradients(case.model, case.loss_fn, batches, samples, per_sample=True, **options)
+            collect_gradients(case.model, case.loss_fn, some, count, per_sample=True, method=method)
 
     with memory_touched_before(memory):
-        plain, ours, loop = times(
+        ours, loop = rounds(
             budget,
             memory,
-            lambda: plain_loop(case, batches, memory, samples),
-            collect,
-            lambda: collect(method="loop"),
+            lambda: side_by_side(collect, plain, batches),
+            lambda: side_by_side(partial(collect, method="loop"), plain, batches),
         )
-    return _figures(samples, plain, ours) | {"loop_speedup": round(ratio(plain, loop), 3)}
-
-
-def _figures(rows: int, plain: list[float], ours: list[float]) -> dict[str, float]:
     return {
-        "plain_rows_per_second": round(rows / min(plain), 1),
-        "rows_per_second": round(rows / min(ours), 1),
-        "speedup": round(ratio(plain, ours), 3),
+        "plain_rows_per_second": round(size / median(times.other for times in ours), 1),
+        "rows_per_second": round(size / median(times.run for times in ours), 1),
+        "speedup": round(1 / ratio(ours), 3),
+        "loop_speedup": round(1 / ratio(loop), 3),
     }
 
 
