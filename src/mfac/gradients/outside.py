@@ -1,8 +1,8 @@
 """The way out of `vmap` and back: a call with plain tensors that hold all samples, the mapped dimension first.
 
 The public way is a `Function` with a rule for `vmap`. What that comes down to is a few private calls of torch. Made
-directly they take a tenth of the time, which shows in chunks of few samples; where they are not to be had, or another
-transform has come on top, the public way is taken.
+directly they take much less time than all that is around them, which shows in chunks of few samples; where they are not
+to be had, or another transform has come on top, the public way is taken.
 """
 
 from collections.abc import Callable

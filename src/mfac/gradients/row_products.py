@@ -1,7 +1,7 @@
 """Products of matrices for rows of G, formed in memory that stays in the cache and copied from there.
 
-Parts of rows begin anywhere in a cache line and have not been touched for long. Products that are written there
-directly can take twice as long as those in the cache; a copy takes a few per cent.
+Parts of rows begin anywhere in a cache line and have not been touched for long: a product that is written there
+directly waits for memory again and again, where a copy goes through it once.
 """
 
 from collections.abc import Iterator, Sequence

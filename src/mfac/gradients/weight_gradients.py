@@ -1,4 +1,4 @@
-"""Per-sample weight gradients of linear, embedding and convolution layers, formed straight in the rows of G.
+"""Per-sample weight gradients of linear, embedding and convolution layers, written straight into the rows of G.
 
 Each function below runs a layer on c samples at once. Its backward gives the gradient of the inputs as usual; the
 gradient of the weights it writes sample by sample into a `RowWriter`, with no tensor of size c x d in between.

@@ -1,9 +1,9 @@
-"""How a loss uses its large weights, read off its graph, so that their gradients can be formed in the row itself.
+"""How a loss uses its large weights, read off its graph, so that their gradients go into the row as they are formed.
 
 Autograd makes the gradient of a weight as a tensor of its own, in fresh memory, and it has to be copied into the row
 from there: of an embedding, a table of zeros but for some lines. Where a weight is used in nothing but products
 (linear layers) and look-ups (embeddings), autograd is asked for the gradients of what comes out of these instead, and
-the rest is done in place. The model runs as it is; whatever is not surely understood is left to autograd.
+the rest is done here. The model runs as it is; whatever is not surely understood is left to autograd.
 """
 
 from collections.abc import Callable, Sequence
