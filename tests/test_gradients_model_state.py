@@ -99,11 +99,20 @@ def test_called_where_gradients_are_off(context, per_sample):
     assert torch.equal(rows, expected)
 
 
+def outputs(model, batch):
+    return model(batch[0]) + torch.randn(3)
+
+
 def noisy(model, batch):
     return cross_entropy(model, batch) * torch.rand(())
 
 
-def test_batches_that_are_drawn_at_random_are_not_disturbed_by_the_rows():
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"per_sample": True}, {"fisher": "sampled", "output_fn": outputs}],
+    ids=["batches", "samples", "drawn labels"],
+)
+def test_batches_that_are_drawn_at_random_are_not_disturbed_by_the_rows(options):
     case = mlp(4)
     seen = []
 
@@ -113,8 +122,9 @@ def test_batches_that_are_drawn_at_random_are_not_disturbed_by_the_rows():
             yield seen[-1], case.batch[1]
 
     torch.manual_seed(3)
-    collect_gradients(case.model, noisy, drawn(), 20)
+    collect_gradients(case.model, noisy, drawn(), 20, **options)
     torch.manual_seed(3)
+    assert len(seen) == (5 if "per_sample" in options else 20)
     assert all(torch.equal(inputs, torch.randn(4, 5)) for inputs in seen)
 
 

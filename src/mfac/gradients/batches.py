@@ -12,27 +12,28 @@ ALIGNMENT = 64
 SEQUENCES = (list, tuple)
 
 
-def numbered(batches: Iterable[Batch], cycle: bool = False) -> Iterator[tuple[int, Batch]]:
-    """(index, batch) for every batch; with `cycle`, starts again at the end and goes on counting.
+def passes(batches: Iterable[Batch], cycle: bool = False) -> Iterator[Batch]:
+    """Every batch; with `cycle`, from the start again at the end.
 
     Raises:
         ValueError: `batches` is a single batch, or cannot be run through again.
     """
     if isinstance(batches, Mapping):
         raise ValueError("batches is one dict, not an iterable of batches; pass [batch], or a DataLoader")
-    index = 0
+    if not cycle:
+        yield from batches
+        return
+    count = 0
     while True:
-        before = index
+        before = count
         for batch in batches:
-            yield index, batch
-            index += 1
-        if not cycle:
-            return
-        if index == before:
+            yield batch
+            count += 1
+        if count == before:
             raise ValueError(
-                f"cycle=True, but batches gave nothing after batch {index - 1}: an iterator runs out for good; "
+                f"cycle=True, but batches gave nothing after batch {count - 1}: an iterator runs out for good; "
                 "pass a list, a DataLoader or another iterable that can start again"
-                if index
+                if count
                 else "batches is empty; at least one batch is needed"
             )
 

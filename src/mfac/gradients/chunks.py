@@ -1,16 +1,13 @@
 """Which rows come from which batches: stretches of whole batches, a row each, or samples of one batch."""
 
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-
-import torch
 
 from mfac.gradients.batches import Batch, cut, num_samples, placed
 from mfac.gradients.fillers import BatchFiller, SampleFiller
 from mfac.gradients.row_sinks import RowSink
-
-Stream = Iterator[tuple[int, Batch]]
 
 
 @dataclass
@@ -30,32 +27,22 @@ class Samples:
 
 @dataclass
 class Stretch:
-    """At most `count` rows from `row` on, one a batch.
+    """At most `count` rows from `row` on, one a batch: as many as `batch` gives.
 
-    Iterating over `batch` draws from the stream, each batch when it is needed and not before: its memory may be used
-    again for the next. Those that were drawn are the rows that are filled.
+    Each batch is drawn when it is needed and not before: its memory may be used again for the next.
     """
 
-    stream: Stream
-    device: torch.device | None
+    batch: Iterator[Batch]
     row: int
     count: int
-    drawn: list[int] = field(default_factory=list)
-
-    @property
-    def batch(self) -> Iterator[Batch]:
-        """The batches, where the model is."""
-        for index, batch in islice(self.stream, self.count):
-            self.drawn.append(index)
-            yield placed(batch, self.device)
 
     def name(self, position: int) -> str:
         """For messages."""
-        return f"batch {self.drawn[position]}"
+        return f"batch {self.row + position}"
 
 
 def stretches(
-    stream: Stream, filler: BatchFiller, sink: RowSink, num_grads: int, piece: int
+    stream: Iterator[Batch], filler: BatchFiller, sink: RowSink, num_grads: int, piece: int
 ) -> Generator[Stretch, None, str | None]:
     """The rows that the sink does not have, in stretches none of which straddles two pieces of `piece` rows.
 
@@ -64,21 +51,21 @@ def stretches(
     passed = sum(1 for _ in islice(stream, sink.done))
     if passed < sink.done:
         return f"{passed} batches"
-    while sink.done < num_grads:
-        count = min(filler.at_once, num_grads - sink.done, piece - sink.done % piece)
-        stretch = Stretch(stream, filler.task.batch_device, sink.done, count)
-        yield stretch
-        if not stretch.drawn:
-            return f"{sink.done} batches"
+    place = partial(placed, device=filler.task.batch_device)
+    while (row := sink.done) < num_grads:
+        count = min(filler.at_once, num_grads - row, piece - row % piece)
+        yield Stretch(map(place, islice(stream, count)), row, count)
+        if sink.done == row:
+            return f"{row} batches"
     return None
 
 
 def samples(
-    stream: Stream, filler: SampleFiller, sink: RowSink, num_grads: int, piece: int
+    stream: Iterator[Batch], filler: SampleFiller, sink: RowSink, num_grads: int, piece: int
 ) -> Generator[Samples, None, str | None]:
     """The same for samples. Cuts do not depend on where a run was interrupted: the same cut gives the same bits."""
     row, index, device = 0, -1, filler.task.batch_device
-    for index, batch in stream:
+    for index, batch in enumerate(stream):
         count, start = num_samples(batch, index), 0
         while start < count and row < num_grads:
             length = min(filler.chunk_length(row), count - start, num_grads - row, piece - row % piece)

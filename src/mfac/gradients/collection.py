@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mfac.gradients.batches import Batch, numbered
-from mfac.gradients.chunks import Samples, Stream, Stretch, samples, stretches
+from mfac.gradients.batches import Batch, passes
+from mfac.gradients.chunks import Samples, Stretch, samples, stretches
 from mfac.gradients.fillers import ROWS_AT_ONCE, BatchFiller, Plan, SampleFiller, Task
 from mfac.gradients.losses import OutputFn, SampleFn, sampled_loss
 from mfac.gradients.model_state import evaluation
@@ -114,24 +113,25 @@ class Collection:
         piece: int | None = None,
     ) -> Generator[None, None, None]:
         """The same, a chunk of rows at a time, none of which straddles two pieces of `piece` rows."""
-        stream = numbered(batches, self.cycle)
+        stream = passes(batches, self.cycle)
         head = list(itertools.islice(stream, 1))
         if not head:
             raise ValueError("batches is empty; at least one batch is needed")
-        sink, filler = begin(head[0][1])
+        sink, filler = begin(head[0])
         if sink.done >= self.num_grads:
             return
-        # Random numbers may be drawn for a batch, so the state is put back after every row; not so for those of a list.
-        with (
-            task.seeds if type(batches) in (list, tuple) else nullcontext(),
-            row_progress(self.num_grads, sink.done, self.progress) as advance,
-        ):
-            for chunk in self._chunks(itertools.chain(head, stream), filler, sink, piece or self.num_grads):
+        stream = itertools.chain(head, stream)
+        if type(batches) not in (list, tuple):  # for which nothing is drawn
+            stream = task.seeds.apart(stream)
+        with row_progress(self.num_grads, sink.done, self.progress) as advance:
+            for chunk in self._chunks(stream, filler, sink, piece or self.num_grads):
                 if added := _add_rows(filler, sink, chunk):
                     advance(added)
                     yield
 
-    def _chunks(self, stream: Stream, filler: Filler, sink: RowSink, piece: int) -> Iterator[Samples | Stretch]:
+    def _chunks(
+        self, stream: Iterator[Batch], filler: Filler, sink: RowSink, piece: int
+    ) -> Iterator[Samples | Stretch]:
         if isinstance(filler, SampleFiller):
             found = yield from samples(stream, filler, sink, self.num_grads, piece)
         else:

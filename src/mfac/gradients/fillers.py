@@ -1,5 +1,6 @@
 """Rows filled from batches: one a batch, or one a sample by the faster of two methods that both give the same row."""
 
+import itertools
 import math
 import time
 import warnings
@@ -14,9 +15,9 @@ from torch import Tensor, nn
 from mfac.gradients.batches import Batch, cut, singles
 from mfac.gradients.labels import Noise
 from mfac.gradients.losses import Draw
-from mfac.gradients.model_state import RowSeeds
 from mfac.gradients.one_batch import BatchGradient, Filled, LossFn
 from mfac.gradients.per_sample import MappedGradients
+from mfac.gradients.row_seeds import RowSeeds
 from mfac.gradients.row_sinks import STAGING_BYTES
 from mfac.layout import ParameterLayout
 from mfac.memory import available_memory
@@ -34,7 +35,7 @@ ROWS_AT_ONCE, SECONDS_AT_ONCE = 32, 0.2  # of batches
 class Task:
     """What a row is the gradient of; `draw` replaces the labels of a batch where they are to be sampled.
 
-    Row i that is made here is row first + every · i of the matrix, which is what random numbers go by.
+    `seed`, `first` and `every` are those of `RowSeeds`.
     """
 
     model: nn.Module
@@ -59,9 +60,9 @@ class Task:
         """The batch that the loss is given, which makes `count` rows, from `row` on."""
         if self.draw is None:
             return batch
-        noise = Noise([self._seed(row + position, 1) for position in range(count)])
-        with torch.no_grad(), self.seeds as seeds:
-            seeds.start(noise.seeds[0])
+        noise = Noise([self.seeds.of_labels(row + position) for position in range(count)])
+        self.seeds.start(noise.seeds[0])
+        with torch.no_grad():
             return self.draw(self.model, batch, noise)
 
     def loop(
@@ -73,13 +74,12 @@ class Task:
         seconds: float = math.inf,
     ) -> Filled:
         """Fills one row a batch, one after the other, until the batches or the seconds are over."""
-        start, checks = time.perf_counter(), []
-        rows = zip(batches, out.unbind(), self._gradient.places(out), strict=False)
-        for position, (batch, into, places) in enumerate(rows):
-            with self.seeds as seeds:
-                seeds.start(self._seed(row + position, 0))
-                checks.append(self._gradient.fill(batch, into, places, zeroed))
-            if time.perf_counter() - start > seconds:
+        end, seeds, fill, checks = time.perf_counter() + seconds, self.seeds, self._gradient.fill, []
+        rows = zip(itertools.count(row), batches, out.unbind(), self._gradient.places(out), strict=False)
+        for number, batch, into, places in rows:
+            seeds.start(seeds.of(number))
+            checks.append(fill(batch, into, places, zeroed))
+            if time.perf_counter() > end:
                 break
         # Numbers are asked for when all rows are on their way: an accelerator would have to be waited for at each.
         losses = [float(loss) for loss, _ in checks]
@@ -87,9 +87,8 @@ class Task:
 
     def mapped(self, mapping: MappedGradients, batch: Batch, out: Tensor, row: int, zeroed: bool) -> Filled:
         """Fills the rows of a chunk."""
-        with self.seeds as seeds:
-            seeds.start(self._seed(row, 0))
-            return mapping.fill(batch, out, zeroed)
+        self.seeds.start(self.seeds.of(row))
+        return mapping.fill(batch, out, zeroed)
 
     @cached_property
     def _gradient(self) -> BatchGradient:
@@ -98,11 +97,7 @@ class Task:
     @cached_property
     def seeds(self) -> RowSeeds:
         """What the rows' random numbers are drawn from."""
-        return RowSeeds(self.device)
-
-    def _seed(self, row: int, purpose: int) -> int:
-        number = 2 * (self.first + self.every * row) + purpose
-        return (self.seed * 0x9E3779B97F4A7C15 + number) % 2**63
+        return RowSeeds(self.seed, self.device, self.first, self.every)
 
 
 @dataclass
@@ -240,8 +235,7 @@ class SampleFiller:
         return not layout.masked and (out.dtype, out.device) == (layout.dtype, layout.device)
 
     def _loop(self, batch: Batch, out: Tensor, row: int, zeroed: bool = False) -> Filled:
-        with self.task.seeds:
-            return self.task.loop(singles(batch), out, row, zeroed)
+        return self.task.loop(singles(batch), out, row, zeroed)
 
     def _fall_back(self, batch: Batch, out: Tensor, row: int, error: Exception) -> Filled:
         """The loop; where that fails too, the fault is not vmap's and the loop's error is the one to see."""

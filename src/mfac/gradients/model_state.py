@@ -34,42 +34,6 @@ def evaluation(model: nn.Module) -> Iterator[None]:
             _restore_buffers(buffers)
 
 
-class RowSeeds:
-    """Random numbers that depend on the row alone: `with RowSeeds(device) as seeds: seeds.start(seed)` before each row.
-
-    A run that is resumed then draws the same ones. Outside, torch's random numbers go on as if nothing had been drawn:
-    batches may be drawn between two rows. Where none are, entering it once around several rows saves the others.
-    A class, made once: a generator under `contextmanager` takes several times as long.
-    """
-
-    def __init__(self, device: torch.device):
-        self.device = device
-        self._accelerator = None if device.type in ("cpu", "meta") else torch.get_device_module(device)
-        self._depth = 0
-
-    def start(self, seed: int) -> None:
-        """The next row begins."""
-        torch.default_generator.manual_seed(seed)
-        if self._accelerator is not None:
-            with self._accelerator.device(self.device):
-                self._accelerator.manual_seed(seed)
-
-    def __enter__(self) -> "RowSeeds":
-        if self._depth == 0:
-            self._before = torch.default_generator.get_state()
-            if self._accelerator is not None:
-                self._state = self._accelerator.get_rng_state(self.device)
-        self._depth += 1
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._depth -= 1
-        if self._depth == 0:
-            torch.default_generator.set_state(self._before)
-            if self._accelerator is not None:
-                self._accelerator.set_rng_state(self._state, self.device)
-
-
 @contextmanager
 def _random_state(devices: list[torch.device]) -> Iterator[None]:
     ours, theirs, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()

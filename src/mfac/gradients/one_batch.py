@@ -1,7 +1,7 @@
 """The gradient of one batch, by plain autograd, stored in its row."""
 
 from collections.abc import Callable, Iterator
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from mfac.gradients.batches import Batch
+from mfac.gradients.engine import Engine
 from mfac.gradients.weight_uses import Use, WeightUses
 from mfac.layout import ParameterLayout
 
@@ -39,6 +40,7 @@ class BatchGradient:
         self._is_masked = layout.masked
         self._uses = WeightUses(model, layout)
         self._slots = layout.full_slots
+        self._engine = Engine()
 
     def places(self, rows: Float[Tensor, "c d"]) -> Iterator[Places]:
         """For each row, where in it the gradients are to be written.
@@ -46,10 +48,9 @@ class BatchGradient:
         Made for some rows at once: one by one, with the cold caches that a backward pass leaves, they are slow.
         """
         if self._is_masked:
-            yield from repeat((), len(rows))
-            return
-        for some in rows.split(max(1, VIEWS_AT_ONCE // len(self.layout.tensors))):
-            yield from self.layout.views(some)
+            return repeat((), len(rows))
+        some = max(1, VIEWS_AT_ONCE // len(self.layout.tensors))
+        return chain.from_iterable(map(self.layout.views, rows.split(some)))
 
     def fill(
         self, batch: Batch, row: Float[Tensor, "d"], places: Places, zeroed: bool = False
@@ -59,24 +60,20 @@ class BatchGradient:
         Raises:
             ValueError: the loss is no scalar, or does not depend on the parameters.
         """
-        loss = scalar_loss(self.loss_fn(self.model, batch))
-        if not loss.requires_grad:
-            raise ValueError(
-                "the loss does not depend on any trainable parameter of the model; loss_fn(model, batch) must call the "
-                "model it is given, with gradients on"
-            )
-        uses = self._uses.find(loss.grad_fn, places)
-        check = self._store_in_place(loss, uses, row, places, zeroed) if uses else self._store(loss, row, places)
-        # An accelerator is not waited for; a compiled model may use the memory of its loss again, so it is copied.
-        return loss.item() if loss.device.type == "cpu" else loss.detach().clone(), check
-
-    def _store(self, loss: Tensor, row: Float[Tensor, "d"], places: Places) -> Float[Tensor, ""]:
-        grads = torch.autograd.grad(loss, self.layout.tensors, allow_unused=True)
-        if self._is_masked:
-            self.layout.flatten(grads, row)
+        loss = self.loss_fn(self.model, batch)
+        if not (isinstance(loss, Tensor) and loss.ndim == 0 and loss.requires_grad):
+            loss = _differentiable(loss)
+        if self._uses.are_sought and (uses := self._uses.find(loss.grad_fn, places)):
+            check = self._store_in_place(loss, uses, row, places, zeroed)
         else:
-            torch._foreach_copy_(places, self.layout.dense(grads))
-        return _sum(row)
+            grads = self._engine.gradients(loss, self.layout.tensors)
+            try:
+                torch._foreach_copy_(places, grads)
+            except (TypeError, RuntimeError):  # a mask, a parameter without a gradient, or one whose gradient is sparse
+                self.layout.flatten(grads, row)
+            check = _sum(row)
+        # An accelerator is not waited for; a compiled model may use the memory of its loss again, so it is copied.
+        return loss.item() if loss.is_cpu else loss.detach().clone(), check
 
     def _store_in_place(
         self, loss: Tensor, uses: dict[int, list[Use]], row: Float[Tensor, "d"], places: Places, zeroed: bool
@@ -85,8 +82,7 @@ class BatchGradient:
         nodes = list(dict.fromkeys(use.node for some in uses.values() for use in some))
         rest = [position for position in range(len(places)) if position not in uses]
         edges: list[Any] = [GradientEdge(node, 0) for node in nodes]
-        inputs = edges + [self.layout.tensors[position] for position in rest]
-        grads = torch.autograd.grad(loss, inputs, allow_unused=True)
+        grads = self._engine.gradients(loss, (*edges, *(self.layout.tensors[position] for position in rest)))
         outputs = dict(zip(nodes, grads, strict=False))
         if rest:
             torch._foreach_copy_([places[position] for position in rest], self.layout.dense(grads[len(nodes) :], rest))
@@ -103,6 +99,21 @@ class BatchGradient:
 def _sum(row: Float[Tensor, "d"]) -> Float[Tensor, ""]:
     """A sum is much cheaper than isfinite, most of all while the row is in the cache; it is finite only if all are."""
     return row.sum(dtype=torch.float32) if row.dtype.itemsize < 4 else row.sum()
+
+
+def _differentiable(loss: Any) -> Tensor:
+    """The loss as a tensor of no dimension that gradients can be taken of.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    loss = scalar_loss(loss)
+    if not loss.requires_grad:
+        raise ValueError(
+            "the loss does not depend on any trainable parameter of the model; loss_fn(model, batch) must call the "
+            "model it is given, with gradients on"
+        )
+    return loss
 
 
 def scalar_loss(loss: Any) -> Tensor:

@@ -79,6 +79,8 @@ class WeightUses:
     Args:
         model: what the loss is of.
         layout: whose parameters are looked for.
+
+    `are_sought` says whether any of them are large enough.
     """
 
     def __init__(self, model: nn.Module, layout: ParameterLayout):
@@ -90,6 +92,7 @@ class WeightUses:
         if layout.masked or first_with_hook(model, layout) is not None:
             self._positions = {}
         self._products = RowProducts()
+        self.are_sought = bool(self._positions)
         self._most_nodes = sum(layout.full_sizes[at] for at in self._positions.values()) // NUMBERS_A_NODE
 
     def find(self, root: Node, places: Sequence[Tensor]) -> dict[int, list[Use]]:
@@ -97,7 +100,7 @@ class WeightUses:
 
         Which these are depends on the graph alone: the same row is always made in the same way.
         """
-        if root is None or not self._most_nodes:
+        if root is None or not self.are_sought:
             return {}
         uses: dict[int, list[Use]] = {}
         others: set[int] = set()

@@ -1,7 +1,7 @@
 """Seconds on this machine, from short samples of the real work: a few gradients, and algebra on a few columns."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mfac.blocks import FisherBlocks
 from mfac.gradients import collect_gradients
-from mfac.gradients.batches import Batch, move, num_samples, numbered
+from mfac.gradients.batches import Batch, move, num_samples, passes
 from mfac.gradients.model_state import evaluation
 from mfac.gradients.one_batch import LossFn
 from mfac.plan.memory import SUMMED_AT_ONCE, PruningMemory, WindowMemory
@@ -41,7 +41,7 @@ def time_gradients(
     Raises:
         ValueError: there are no batches.
     """
-    stream = _endless(batches)
+    stream = passes(batches, cycle=True)
     batch = next(stream)
     count = min(num_samples(batch, 0), 64) if per_sample else rows
 
@@ -161,10 +161,6 @@ def _widths(m: int, d: int, block_size: int | None) -> list[int]:
     if block_size is not None:
         half -= half % block_size
     return [most] if most == d or not half else [half, most]
-
-
-def _endless(batches: Iterable[Batch]) -> Iterator[Batch]:
-    return (batch for _, batch in numbered(batches, cycle=True))
 
 
 def _best(call: Callable[[], object], times: int) -> float:

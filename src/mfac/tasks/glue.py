@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mfac.datasets.folder import data_folder
 from mfac.datasets.sentences import COLUMNS
 from mfac.gradients import model_loss
-from mfac.gradients.batches import numbered
+from mfac.gradients.batches import passes
 from mfac.tasks.minilm import minilm_classifier, tokenizer
 from mfac.tasks.sentence_batches import Batch, SentenceBatches, Tokens, encode
 from mfac.tasks.task import Task
@@ -74,7 +74,7 @@ def _fine_tune(model: nn.Module, batches: SentenceBatches, steps: int, lr: float
     rate = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda k: min((k + 1) / (WARM_UP * steps), (1 - k / steps) / (1 - WARM_UP))
     )
-    for _, batch in itertools.islice(numbered(batches, cycle=True), steps):
+    for batch in itertools.islice(passes(batches, cycle=True), steps):
         optimizer.zero_grad()
         model_loss(model, {key: value.to(device) for key, value in batch.items()}).backward()
         optimizer.step()
