@@ -61,6 +61,20 @@ def test_batches_whose_memory_is_used_again_for_the_next():
     assert torch.equal(rows, collect_gradients(case.model, case.loss_fn, batches, len(batches)))
 
 
+@pytest.mark.parametrize("cycle", [False, True])
+@pytest.mark.parametrize("per_sample", [False, True])
+def test_a_generator_goes_on_where_the_last_call_stopped(per_sample, cycle):
+    case = mlp(12)
+    batches = batches_of(case, 2)
+    expected = collect_gradients(case.model, case.loss_fn, batches, len(batches))
+    generator = (batch for batch in batches)
+    options = {"per_sample": per_sample, "cycle": cycle}
+    each = 2 if per_sample else 1
+    collect_gradients(case.model, case.loss_fn, generator, 2 * each, **options)
+    rest = collect_gradients(case.model, case.loss_fn, generator, 4 * each, **options)
+    torch.testing.assert_close(rest.view(4, each, -1).mean(1), expected[2:])
+
+
 @pytest.fixture
 def advances(monkeypatch):
     """How many rows progress was told of, time after time."""

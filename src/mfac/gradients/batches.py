@@ -13,16 +13,17 @@ SEQUENCES = (list, tuple)
 
 
 def passes(batches: Iterable[Batch], cycle: bool = False) -> Iterator[Batch]:
-    """Every batch; with `cycle`, from the start again at the end.
+    """Every batch; with `cycle`, from the start again at the end. A generator is not closed: others may go on with it.
 
     Raises:
-        ValueError: `batches` is a single batch, or cannot be run through again.
+        ValueError: `batches` is a single batch; or, when it is run through, it cannot be started again.
     """
     if isinstance(batches, Mapping):
         raise ValueError("batches is one dict, not an iterable of batches; pass [batch], or a DataLoader")
-    if not cycle:
-        yield from batches
-        return
+    return _endless(batches) if cycle else iter(batches)
+
+
+def _endless(batches: Iterable[Batch]) -> Iterator[Batch]:
     count = 0
     while True:
         before = count

@@ -1,8 +1,8 @@
 """Gradients asked of autograd's engine without what `torch.autograd.grad` does before that.
 
-It goes over all it is given several times, in Python, with the caches cold that the passes leave: on a small network
-that takes longer than storing the gradients does. What it calls in the end is called here directly, on the CPU; where
-that is not to be had, and on accelerators, whose threads it tells about the context, the public way is taken.
+It goes over all it is given several times, in Python, with the caches cold that the passes leave, which shows on a
+small network. What it calls in the end is called here directly, on the CPU; where that is not to be had, and on
+accelerators, whose threads it tells about the context, the public way is taken.
 """
 
 from typing import Any
