@@ -6,6 +6,7 @@ that is complete.
 
 import os
 import signal
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -28,6 +29,17 @@ def join(timeout: timedelta = timedelta(seconds=60)) -> None:
     store = dist.TCPStore(*address, size, is_master=False, timeout=timeout)
     attempt = dist.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
     dist.init_process_group("gloo", store=attempt, rank=int(os.environ["RANK"]), world_size=size, timeout=timeout)
+
+
+def leave() -> None:
+    """Leaves them when all are done.
+
+    Gloo's threads need the interpreter to let go of what they have sent, and abort the process where it is just going
+    away. FSDP2 keeps them alive when the group is destroyed, so they are given a moment.
+    """
+    dist.barrier()
+    dist.destroy_process_group()
+    time.sleep(0.2)
 
 
 def shares(data: tuple[Tensor, ...], epoch: int):

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from digits import accuracy, build_model, load_data
-from elastic import die_once, join, load_latest, save, shares
+from elastic import die_once, join, leave, load_latest, save, shares
 from mfac import MFAC
 
 
@@ -58,8 +58,7 @@ def main(argv=None):
             print(f"epoch {epoch + 1}: loss {loss.item():.4f}, accuracy {accuracy(model, test):.1f} %", flush=True)
     if dist.get_rank() == 0:
         torch.save(model.state_dict(), args.folder / "final.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

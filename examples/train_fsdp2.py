@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
 from digits import accuracy, build_model, load_data
-from elastic import die_once, join, load_latest, save, shares
+from elastic import die_once, join, leave, load_latest, save, shares
 from mfac import MFAC
 from train_ddp import parse
 
@@ -55,8 +55,7 @@ def main(argv=None):
         plain = build_model()
         plain.load_state_dict(weights)
         print(f"accuracy {accuracy(plain, test):.1f} %")
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":
