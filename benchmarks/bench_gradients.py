@@ -43,11 +43,12 @@ from torch import Tensor, nn
 
 from timing import environment
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+from models import Case, Packed, bert, cross_entropy, resnet20
+
 from mfac.gradients import collect_gradients, row_sinks
 from mfac.gradients.batches import cut
 from mfac.gradients.collector import Method
-from models import Case, Packed, bert, cross_entropy, resnet20
 
 SAMPLES = 512
 BATCH = 128

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from mfac.runs.environment import environment as machine
+from mfac.app.runs.environment import environment as machine
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
 
-from mfac.datasets.folder import data_folder
+from mfac.app.datasets.folder import data_folder
 
 GOOD, BAD = ["good", "great", "fine", "lovely", "clever", "funny"], ["bad", "awful", "dull", "weak", "silly", "boring"]
 SUBJECTS = ["the film", "the plot", "the cast", "the music", "the second half", "her acting"]

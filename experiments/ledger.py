@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mfac.runs.environment import environment
+from mfac.app.runs.environment import environment
 
 RESULTS = Path(os.environ.get("MFAC_RESULTS") or Path(__file__).parent / "results")
 

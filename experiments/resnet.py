@@ -1,7 +1,7 @@
-"""The public checkpoints of two ResNets for 32 x 32 images; the networks themselves are in `mfac.tasks.resnet`."""
+"""The public checkpoints of two ResNets for 32 x 32 images; the networks themselves are in `mfac.app.tasks.resnet`."""
 
 from experiments.data import find
-from mfac.tasks.resnet import BasicBlock, PaddedShortcut, ResNet, load_checkpoint
+from mfac.app.tasks.resnet import BasicBlock, PaddedShortcut, ResNet, load_checkpoint
 
 __all__ = ["BasicBlock", "PaddedShortcut", "ResNet", "akamaster_resnet20", "mfac_resnet20"]
 

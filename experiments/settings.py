@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from experiments.ledger import Ledger
+from mfac.app.tasks import load_task
 from mfac.pruning import prune
-from mfac.tasks import load_task
 
 SPARSITY, SEEDS = 0.95, 5
 BASE: dict[str, Any] = {"num_grads": 64, "block_size": 128, "damping": 1e-5, "recomputations": 8}

@@ -37,7 +37,7 @@ from experiments.optimizers import TASKS, Task, train
 from experiments.recipe import Request
 from experiments.recipes import bert
 from experiments.training import last_loss
-from mfac.runs.environment import process_peak_bytes
+from mfac.app.runs.environment import process_peak_bytes
 from mfac.windows import Window
 
 STORAGES: dict[str, Window] = {

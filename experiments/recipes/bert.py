@@ -33,11 +33,11 @@ from experiments.models.bert import bert_classifier, bert_for_answers
 from experiments.models.sentence_classifier import minilm_sentences
 from experiments.recipe import Recipe, Request, Results
 from experiments.training import Training, last_loss, linear
-from mfac.datasets.sentences import COLUMNS
+from mfac.app.datasets.sentences import COLUMNS
+from mfac.app.tasks.correlations import pearson, spearman
+from mfac.app.tasks.minilm import tokenizer
+from mfac.app.tasks.sentence_batches import SentenceBatches, Tokens, encode
 from mfac.gradients import model_loss
-from mfac.tasks.correlations import pearson, spearman
-from mfac.tasks.minilm import tokenizer
-from mfac.tasks.sentence_batches import SentenceBatches, Tokens, encode
 from mfac.windows import Window
 
 RATES = {"Adam": (2e-5, 1e-4, 3e-4), "M-FAC": (0.1, 0.3, 1.0)}

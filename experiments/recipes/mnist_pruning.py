@@ -22,8 +22,8 @@ from experiments.baselines.kfac import damped_factors
 from experiments.models.mlp import MLPNET, mlp
 from experiments.recipe import Recipe, Request, Results
 from experiments.training import Training, cosine
-from mfac.datasets import TensorBatches, load_mnist
-from mfac.datasets.images import Normalisation
+from mfac.app.datasets import TensorBatches, load_mnist
+from mfac.app.datasets.images import Normalisation
 from mfac.pruning.layer_statistics import find_layers, layer_moments
 
 LOSS = mfac.criterion_loss(nn.CrossEntropyLoss())

@@ -1,6 +1,7 @@
 """Second-order information for PyTorch, matrix-free: exact products with the inverse of the empirical Fisher."""
 
 from mfac.blocks import FisherBlocks
+from mfac.distributed.shares import ColumnShare, column_shares
 from mfac.dynamic import DynamicInverseFisher
 from mfac.gradient_file import GradientFile
 from mfac.gradients import accumulate_fisher, collect_gradients, criterion_loss, model_loss
@@ -28,7 +29,6 @@ from mfac.pruning import (
     to_torch_ao,
     to_torch_prune,
 )
-from mfac.shares import ColumnShare, column_shares
 from mfac.static import StaticInverseFisher
 from mfac.windows import Int8, TopK
 

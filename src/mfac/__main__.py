@@ -1,6 +1,6 @@
 """`python -m mfac`."""
 
-from mfac.cli import main
+from mfac.app.cli import main
 
 if __name__ == "__main__":
     main()

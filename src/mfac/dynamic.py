@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from mfac.blocks import Run
+from mfac.distributed.groups import Ranks
 from mfac.dual import DualBlocks
 from mfac.inverse_fisher import InverseFisher
 from mfac.precision import SENSITIVITY_LIMIT, Precision, check_precision, float32_holds
-from mfac.ranks import Ranks
 from mfac.saved_window import check_products, check_state
 from mfac.sliding import SlidingInverse
 from mfac.spread_rows import WIDE_PIECE

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from mfac.column_shards import columns_of, like, local, local_gradients, local_pieces
+from mfac.distributed import columns_of, like, local, local_gradients, local_pieces
 from mfac.dynamic import Normalize
 from mfac.parameter_groups import (
     GROUP_OPTIONS,

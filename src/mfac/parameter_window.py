@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from mfac.column_shards import Columns, agree_on, columns_of, is_placed, like, local, ranks_of
+from mfac.distributed import Columns, agree_on, columns_of, is_placed, like, local, ranks_of
 from mfac.dynamic import DynamicInverseFisher, NonFiniteGradientError, Normalize
 from mfac.layout import ParameterLayout
 from mfac.precision import Precision

@@ -9,14 +9,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mfac.blocks import FisherBlocks, Run, runs_between
+from mfac.distributed.groups import Ranks
+from mfac.distributed.shares import ColumnShare
 from mfac.dual import DualBlocks
 from mfac.gradient_file import GradientFile
 from mfac.memory import available_memory, gib
 from mfac.pages import Pages, SpreadPages
 from mfac.precision import Precision
 from mfac.primal import PrimalBlocks
-from mfac.ranks import Ranks
-from mfac.shares import ColumnShare
 
 # Numbers of G that are worked on at once: a piece of many small blocks stays in cache, one of a large block is wide
 # enough for the matrix products, and one from disk is worth the reading.

@@ -8,13 +8,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mfac.blocks import FisherBlocks, block_runs
+from mfac.distributed.groups import Ranks
+from mfac.distributed.shares import column_shares
 from mfac.dual import DualBlocks
 from mfac.gradient_file import GradientFile
 from mfac.inverse_fisher import InverseFisher, check_damping
 from mfac.precision import Precision, check_precision
 from mfac.primal import PrimalBlocks
-from mfac.ranks import Ranks
-from mfac.shares import column_shares
 from mfac.spread_rows import BlockSums, SpreadRows
 from mfac.windows import as_devices
 

@@ -10,19 +10,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mfac.blocks import FisherBlocks, block_runs
+from mfac.distributed.exchange import accumulate_share, check_ranks, collect_share
+from mfac.distributed.groups import Ranks
+from mfac.distributed.shares import ColumnShare, column_shares
 from mfac.gradient_file import GradientFile
 from mfac.gradients import fingerprint
 from mfac.gradients.batches import Batch
 from mfac.gradients.collection import Collection, Filler
-from mfac.gradients.exchange import accumulate_share, check_ranks, collect_share
 from mfac.gradients.fillers import Task
 from mfac.gradients.losses import OutputFn, SampleFn
 from mfac.gradients.one_batch import LossFn
 from mfac.gradients.row_sinks import BlocksSink, FileSink, TensorSink
 from mfac.layout import Masks, ParameterLayout, Params
 from mfac.memory import available_memory, gib
-from mfac.ranks import Ranks
-from mfac.shares import ColumnShare, column_shares
 from mfac.windows import Window, as_kind
 from mfac.windows.rows import Kind
 

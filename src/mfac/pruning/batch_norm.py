@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 
+from mfac.distributed.groups import Ranks
 from mfac.gradients.batches import Batch
-from mfac.ranks import Ranks
 
 
 def recalibrate(model: nn.Module, batches: Iterable[Batch], ranks: Ranks | None = None) -> None:

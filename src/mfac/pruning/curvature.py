@@ -8,12 +8,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mfac.blocks import FisherBlocks, Run, block_runs
+from mfac.distributed.groups import Ranks
 from mfac.gradient_file import GradientFile
 from mfac.pages import Pages
 from mfac.pruning.fisher_parts import WIDE_PIECE, LargeBlocks, SmallBlocks, SummedBlocks
 from mfac.pruning.greedy import CheapestSoFar, greedy_costs
 from mfac.pruning.removal import scores, single_sums
-from mfac.ranks import Ranks
 from mfac.static import StaticInverseFisher
 
 FisherPart = SmallBlocks | LargeBlocks | SummedBlocks

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from mfac import products, woodbury
 from mfac.blocks import Piece, Run
+from mfac.distributed.groups import Ranks
 from mfac.pages import Pages
 from mfac.precision import float32_holds
 from mfac.pruning.removal import group_costs, primal_removal
 from mfac.pruning.slices import block_group_costs, members
-from mfac.ranks import Ranks
 
 # Numbers that are worked on at once: pieces of many small blocks stay in cache, those of one large block are wide.
 BLOCK_PIECE = 1 << 20

@@ -8,11 +8,13 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from mfac.blocks import FisherBlocks
+from mfac.distributed.exchange import accumulate_share, check_ranks, collect_share
+from mfac.distributed.groups import Ranks
+from mfac.distributed.shares import ColumnShare, column_shares, shares_at
 from mfac.gradient_file import GradientFile
 from mfac.gradients import accumulate_fisher, collect_gradients
 from mfac.gradients.collection import Collection
 from mfac.gradients.collector import Fisher
-from mfac.gradients.exchange import accumulate_share, check_ranks, collect_share
 from mfac.gradients.one_batch import LossFn
 from mfac.layout import ParameterLayout
 from mfac.pruning.batch_stream import BatchStream
@@ -24,8 +26,6 @@ from mfac.pruning.patterns import Pattern, Slices
 from mfac.pruning.shared_curvature import SharedCurvature
 from mfac.pruning.weights import MaskedWeights
 from mfac.pruning.woodfisher import RecursionCurvature
-from mfac.ranks import Ranks
-from mfac.shares import ColumnShare, column_shares, shares_at
 
 # Float32 rows beyond twice the block size take more memory than float64 sums of the blocks.
 ROWS_PER_BLOCK_SIZE = 2

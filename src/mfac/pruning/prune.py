@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from mfac.distributed.groups import Ranks
 from mfac.gradients.batches import Batch
 from mfac.gradients.collector import Fisher
 from mfac.gradients.one_batch import LossFn
@@ -22,7 +23,6 @@ from mfac.pruning.result import PruningResult
 from mfac.pruning.steps import Stepper
 from mfac.pruning.targets import Names, choose_targets, matching_ids
 from mfac.pruning.weights import MaskedWeights
-from mfac.ranks import Ranks
 
 RANK_SEEDS = 1_000_003  # between the random states of two ranks; more steps than anybody prunes in
 UPDATES = ("joint", "obs", "none")

@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mfac.distributed.groups import Ranks
+from mfac.distributed.shares import ColumnShare
 from mfac.pruning.curvature import FisherCurvature, costs_in_groups
-from mfac.ranks import Ranks
-from mfac.shares import ColumnShare
 
 
 class SharedCurvature:

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from mfac.distributed.groups import Ranks
 from mfac.gradients.batches import Batch
 from mfac.layout import ParameterLayout
 from mfac.pruning.batch_norm import recalibrate
@@ -22,7 +23,6 @@ from mfac.pruning.selection import cheapest
 from mfac.pruning.shared_curvature import SharedCurvature
 from mfac.pruning.slices import cheapest_slices
 from mfac.pruning.weights import MaskedWeights
-from mfac.ranks import Ranks
 
 WithBlocks = FisherCurvature | SharedCurvature
 

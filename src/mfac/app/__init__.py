@@ -1,0 +1,1 @@
+"""The command line and what it runs: tasks, runs, plans and reports. It imports the library; nothing imports it."""

@@ -1,0 +1,5 @@
+"""How much memory and time a run will take, before anything large is allocated."""
+
+from mfac.app.plan.plan import Plan, make_plan
+
+__all__ = ["Plan", "make_plan"]

@@ -1,0 +1,5 @@
+"""One page of HTML, complete in itself, from what `mfac prune` and `mfac train` have recorded."""
+
+from mfac.app.report.page import render_page, write_page
+
+__all__ = ["render_page", "write_page"]

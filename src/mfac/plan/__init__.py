@@ -1,5 +1,0 @@
-"""How much memory and time a run will take, before anything large is allocated."""
-
-from mfac.plan.plan import Plan, make_plan
-
-__all__ = ["Plan", "make_plan"]

@@ -1,5 +1,0 @@
-"""One page of HTML, complete in itself, from what `mfac prune` and `mfac train` have recorded."""
-
-from mfac.report.page import render_page, write_page
-
-__all__ = ["render_page", "write_page"]

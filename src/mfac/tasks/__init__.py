@@ -1,7 +1,0 @@
-"""What the commands work on: tasks that are built in, and those that users write."""
-
-from mfac.tasks.loading import BUILT_IN, load_task
-from mfac.tasks.task import Task, TaskError
-from mfac.tasks.template import write_template
-
-__all__ = ["BUILT_IN", "Task", "TaskError", "load_task", "write_template"]

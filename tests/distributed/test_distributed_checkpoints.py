@@ -1,0 +1,226 @@
+"""States of an optimizer on ranks: saved on some, loaded on others, and gone on with as if nothing had happened."""
+
+import copy
+import io
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from distributed_cases import Training
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
+
+from mfac import Int8, TopK
+
+SAVED, MORE = 10, 6  # steps: past the first wrap-around, and some after it
+OPTIONS = {"momentum": 0.9, "weight_decay": 0.01, "masked": True}
+SIZES = (1, 2, 3, 4)
+
+
+def state_of(training):
+    model, optimizer = get_state_dict(training.model, training.optimizer)
+    return {"model": model, "optimizer": optimizer}
+
+
+def save(group, way, folder, options):
+    training = Training(group, way, **options).steps(range(SAVED))
+    dcp.save(state_of(training), checkpoint_id=folder, process_group=group, no_dist=group is None)
+    return training.weights()
+
+
+def load_and_go_on(group, ways, folders, options):
+    """Weights after some more steps, by the way and the folder it was loaded from."""
+    results = {}
+    for way in ways:
+        for folder in folders:
+            training = Training(group, way, **options)
+            state = state_of(training)
+            dcp.load(state, checkpoint_id=folder, process_group=group, no_dist=group is None)
+            set_state_dict(
+                training.model,
+                training.optimizer,
+                model_state_dict=state["model"],
+                optim_state_dict=state["optimizer"],
+            )
+            results[way, folder] = training.steps(range(SAVED, SAVED + MORE)).weights()
+    return results
+
+
+@pytest.fixture(scope="module")
+def folders(rank_pool, tmp_path_factory):
+    """Checkpoints of every way of training, on some numbers of ranks."""
+    root, made = tmp_path_factory.mktemp("checkpoints"), {}
+    for way, size in (("ddp", 2), ("ddp", 3), ("fsdp", 2), ("fsdp", 4)):
+        made[way, size] = str(root / f"{way}-{size}")
+        rank_pool.run(size, save, way, made[way, size], OPTIONS)
+    made["alone", 1] = str(root / "alone")
+    save(None, "ddp", made["alone", 1], OPTIONS)
+    return made
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return Training(None, "ddp", **OPTIONS).steps(range(SAVED + MORE)).weights()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed")
+def test_saved_on_any_ranks_it_goes_on_on_any_other(rank_pool, folders, expected, size):
+    """From DDP to FSDP2 and back too."""
+    chosen = list(folders.values())
+    for results in rank_pool.run(size, load_and_go_on, ["ddp", "fsdp"], chosen, OPTIONS):
+        assert len(results) == 2 * len(chosen)
+        for weights in results.values():
+            torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed")
+def test_saved_on_ranks_it_goes_on_without_a_process_group(folders, expected):
+    for weights in load_and_go_on(None, ["ddp"], list(folders.values()), OPTIONS).values():
+        torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12)
+
+
+def through_a_file(state, trusted=False):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=not trusted)
+
+
+def resumed_from_own_file(group, way, options):
+    """The weights of a run that was left alone, and of one that every rank has saved and loaded for itself.
+
+    Both get the same gradients: DDP sums in another order after its first step, which has nothing to do with ours.
+    """
+    training = Training(group, way, **options).steps(range(SAVED))
+    twin = Training(group, way, **options)
+    twin.model.load_state_dict(copy.deepcopy(training.model.state_dict()))
+    # Columns of masked shards are uneven, which torch has a class for that it does not load unasked.
+    trusted = training.placed and options["masked"]
+    twin.optimizer.load_state_dict(through_a_file(training.optimizer.state_dict(), trusted))
+    for step in range(SAVED, SAVED + MORE):
+        training.backward(step)
+        for ours, theirs in zip(twin.model.parameters(), training.model.parameters(), strict=True):
+            ours.grad = theirs.grad.clone()
+        training.optimizer.step()
+        twin.optimizer.step()
+    return training.weights(), twin.weights()
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+@pytest.mark.parametrize("window", [None, torch.bfloat16, Int8(block=8), TopK(0.5, block=8)], ids=str)
+def test_every_rank_resumes_from_its_own_file_bit_for_bit(rank_pool, way, window):
+    options = {"momentum": 0.9, "masked": window is None, "window": window, "dtype": torch.float32}
+    for weights, resumed in rank_pool.run(3, resumed_from_own_file, way, options):
+        assert all(map(torch.equal, weights, resumed))
+
+
+def loads_whole_state(group, way, state, options):
+    training = Training(group, way, **options)
+    whole = Training(None, "ddp", **options).steps(range(SAVED))
+    if training.placed:
+        options = StateDictOptions(full_state_dict=True)
+        set_model_state_dict(training.model, whole.model.state_dict(), options=options)
+    else:
+        training.model.load_state_dict(whole.model.state_dict())
+    training.optimizer.load_state_dict(through_a_file(state))
+    return training.steps(range(SAVED, SAVED + MORE)).weights()
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+@pytest.mark.parametrize("window", [None, Int8(block=8), TopK(1.0, block=8)], ids=str)
+def test_the_state_of_one_process_is_loaded_on_ranks(rank_pool, way, window):
+    """Exactly where rows are a matrix; compressed ones are compressed anew, in blocks of each rank's columns."""
+    options = {"momentum": 0.9, "masked": True, "window": window}
+    training = Training(None, "ddp", **options).steps(range(SAVED))
+    state = training.optimizer.state_dict()
+    ranks = rank_pool.run(3, loads_whole_state, way, state, options)
+    tolerance = {"rtol": 1e-10, "atol": 1e-12} if window is None else {"rtol": 1e-2, "atol": 1e-2}
+    torch.testing.assert_close(ranks[0], training.steps(range(SAVED, SAVED + MORE)).weights(), **tolerance)
+
+
+def loads_state_of_first_rank(group, options):
+    """As trainers do that save on the first rank only."""
+    training = Training(group, "ddp", **options).steps(range(SAVED))
+    told = [None]
+    if group.rank() == 0:
+        file = io.BytesIO()
+        torch.save(training.optimizer.state_dict(), file)
+        told = [file.getvalue()]
+    dist.broadcast_object_list(told, 0, group=group)
+    states = torch.load(io.BytesIO(told[0]), weights_only=True)
+    try:
+        training.optimizer.load_state_dict(states)
+    except ValueError as error:
+        return str(error)
+    return "loaded"
+
+
+def test_the_state_of_another_rank_is_refused(rank_pool):
+    messages = rank_pool.run(2, loads_state_of_first_rank, {})
+    assert all("cut for other ranks" in message for message in messages)
+    messages = rank_pool.run(2, loads_state_of_first_rank, {"window": torch.int8})
+    assert any("which cannot be cut anew" in message for message in messages)
+
+
+def compressed_elsewhere(group, folder, options, save_it):
+    training = Training(group, "ddp", **options).steps(range(SAVED if save_it else 0))
+    state = {"optimizer": training.optimizer.state_dict()}
+    if save_it:
+        dcp.save(state, checkpoint_id=folder, process_group=group)
+        return training.operator.rows.clone()
+    try:
+        dcp.load(state, checkpoint_id=folder, process_group=group)
+    except CheckpointException as error:
+        return str(error)
+    training.optimizer.load_state_dict(state["optimizer"])
+    return training.operator.rows
+
+
+@pytest.mark.parametrize("window", [Int8(block=8), TopK(0.5, block=8)], ids=str)
+def test_compressed_rows_can_be_loaded_on_as_many_ranks_only(rank_pool, tmp_path, window):
+    options = {"window": window}
+    saved = rank_pool.run(2, compressed_elsewhere, str(tmp_path), options, True)
+    assert not torch.equal(*saved)
+    assert all(map(torch.equal, rank_pool.run(2, compressed_elsewhere, str(tmp_path), options, False), saved))
+    for message in rank_pool.run(3, compressed_elsewhere, str(tmp_path), options, False):
+        assert "Missing key in checkpoint" in message
+        assert "of 3" in message
+
+
+def full_state(group):
+    """A whole state on every rank, as get_optimizer_state_dict gathers it, and loaded again."""
+    training = Training(group, "fsdp", momentum=0.9).steps(range(SAVED))
+    options = StateDictOptions(full_state_dict=True)
+    state = get_optimizer_state_dict(training.model, training.optimizer, options=options)
+    shape = tuple(state["state"]["0.weight"]["rows"].shape)
+    twin = Training(group, "fsdp", momentum=0.9)
+    twin.model.load_state_dict(copy.deepcopy(training.model.state_dict()))
+    set_optimizer_state_dict(twin.model, twin.optimizer, state, options=options)
+    return shape, *(each.steps(range(SAVED, SAVED + MORE)).weights() for each in (training, twin))
+
+
+def test_a_full_state_of_sharded_parameters(rank_pool):
+    for shape, weights, resumed in rank_pool.run(2, full_state):
+        assert shape == (8, 7, 5)
+        torch.testing.assert_close(resumed, weights, rtol=1e-12, atol=1e-13)
+
+
+def loads_shares_alone(group):
+    """The state of sharded parameters into an optimizer of whole ones."""
+    state = Training(group, "fsdp").steps(range(SAVED)).optimizer.state_dict()
+    with pytest.raises(ValueError, match=r"the saved state of 0.weight is cut over 2 ranks; save and load it with"):
+        Training(None, "ddp").optimizer.load_state_dict(state)
+    return True
+
+
+def test_shares_are_not_taken_for_the_whole(rank_pool):
+    assert all(rank_pool.run(2, loads_shares_alone))

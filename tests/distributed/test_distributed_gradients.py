@@ -1,0 +1,302 @@
+"""Rows that several ranks make, each from its own batches, and columns that each keeps: those of one process."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from models import cross_entropy, mlp
+from peak_memory import peak
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+import mfac
+from mfac.distributed.shares import column_shares
+from mfac.gradients import accumulate_fisher, collect_gradients, exchange, row_sinks
+
+SIZES = (2, 3, 4)
+NUM_BATCHES = 13
+
+
+def problem():
+    """A model in float64 and 13 batches of three samples."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double()
+    inputs, targets = torch.randn(3 * NUM_BATCHES, 5).double(), torch.randint(3, (3 * NUM_BATCHES,))
+    return model, list(zip(inputs.split(3), targets.split(3), strict=True))
+
+
+def sizes_of(model):
+    return [parameter.numel() for parameter in model.parameters()]
+
+
+def collected(group, num_grads, options, piece_rows=None):
+    """This rank's columns; its batches are every size-th."""
+    model, batches = problem()
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    if piece_rows is not None:
+        dim = sum(sizes_of(model))
+        exchange.PIECE_BYTES, exchange.MESSAGE_BYTES = 8 * dim * piece_rows, 64 * size
+    try:
+        rows = collect_gradients(model, LOSSES[options.get("fisher")], batches[rank::size], num_grads,
+                                 process_group=group, progress=False, **options)  # fmt: skip
+    finally:
+        exchange.PIECE_BYTES, exchange.MESSAGE_BYTES = 32 * 2**20, 8 * 2**20
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    share = column_shares(sizes_of(model), size, options.get("block_size"))[rank]
+    assert rows.shape == (num_grads, len(share))
+    return rows
+
+
+LOSSES = {None: cross_entropy, "sampled": mfac.criterion_loss(nn.CrossEntropyLoss())}
+
+
+def alone(num_grads, options):
+    model, batches = problem()
+    options = {name: value for name, value in options.items() if name != "block_size"}
+    return collect_gradients(model, LOSSES[options.get("fisher")], batches, num_grads, progress=False, **options)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("options", [{}, {"block_size": 8}, {"fisher": "sampled", "seed": 3}], ids=str)
+def test_the_rows_of_one_process(rank_pool, size, options):
+    found = torch.cat(rank_pool.run(size, collected, 11, options), 1)
+    assert torch.equal(found, alone(11, options))
+
+
+@pytest.mark.parametrize("piece_rows", [1, 2, 3])
+@pytest.mark.parametrize("num_grads", [2, 3, 7, 13])
+def test_in_any_pieces(rank_pool, piece_rows, num_grads):
+    """Rows that the ranks do not divide, ranks that have none to make, columns sent a few at a time."""
+    found = torch.cat(rank_pool.run(3, collected, num_grads, {}, piece_rows), 1)
+    assert torch.equal(found, alone(num_grads, {}))
+
+
+def test_stored_in_another_dtype(rank_pool):
+    options = {"dtype": torch.bfloat16}
+    assert torch.equal(torch.cat(rank_pool.run(2, collected, 6, options), 1), alone(6, options))
+
+
+def one_sample_after_the_other(group, num_grads, chunk_size):
+    """Samples are dealt as a DistributedSampler deals them."""
+    case = mlp(12)
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    data = torch.utils.data.TensorDataset(*case.batch)
+    sampler = torch.utils.data.DistributedSampler(data, size, rank, shuffle=False)
+    loader = torch.utils.data.DataLoader(data, batch_size=2, sampler=sampler)
+    exchange.PIECE_BYTES = 3 * 4 * sum(sizes_of(case.model))
+    try:
+        return collect_gradients(case.model, case.loss_fn, loader, num_grads, per_sample=True, chunk_size=chunk_size,
+                                 process_group=group)  # fmt: skip
+    finally:
+        exchange.PIECE_BYTES = 32 * 2**20
+
+
+@pytest.mark.parametrize("chunk_size", [None, 1, 5])
+@pytest.mark.parametrize("size", [2, 3])
+def test_samples_of_a_distributed_sampler(rank_pool, size, chunk_size):
+    case = mlp(12)
+    expected = collect_gradients(case.model, case.loss_fn, [case.batch], 12, per_sample=True)
+    found = torch.cat(rank_pool.run(size, one_sample_after_the_other, 12, chunk_size), 1)
+    torch.testing.assert_close(found, expected)
+
+
+def masked(group, masks):
+    model, batches = problem()
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    return collect_gradients(model, cross_entropy, batches[rank::size], 5, params="re:weight", masks=masks,
+                             process_group=group)  # fmt: skip
+
+
+def test_masks_and_chosen_parameters(rank_pool):
+    model, batches = problem()
+    masks = {"0.weight": torch.rand(7, 5) < 0.5}
+    expected = collect_gradients(model, cross_entropy, batches, 5, params="re:weight", masks=masks)
+    assert torch.equal(torch.cat(rank_pool.run(3, masked, masks), 1), expected)
+
+
+def accumulated(group, num_grads, block_size):
+    model, batches = problem()
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    blocks = accumulate_fisher(model, cross_entropy, batches[rank::size], num_grads, block_size, process_group=group)
+    op = mfac.StaticInverseFisher(blocks, 1e-3, process_group=group)
+    return op.diagonal(), op.logdet(), blocks.num_grads
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("block_size", [4, 40])
+def test_sums_of_blocks(rank_pool, size, block_size):
+    model, batches = problem()
+    op = mfac.StaticInverseFisher(accumulate_fisher(model, cross_entropy, batches, 12, block_size), 1e-3)
+    results = rank_pool.run(size, accumulated, 12, block_size)
+    torch.testing.assert_close(torch.cat([diagonal for diagonal, _, _ in results]), op.diagonal())
+    for _, logdet, num_grads in results:
+        torch.testing.assert_close(logdet, op.logdet())
+        assert num_grads == 12
+
+
+def failing(group, change):
+    """The error of this rank when the last one has something wrong with it, and that the model is as before."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    model, batches = problem()
+    arguments = {"model": model.train(), "loss_fn": cross_entropy, "batches": batches[rank::size], "num_grads": 9}
+    if rank == size - 1:
+        change(arguments)
+    exchange.PIECE_BYTES = 8 * sum(sizes_of(model))
+    try:
+        with pytest.raises((ValueError, RuntimeError, KeyError)) as caught:
+            collect_gradients(**arguments, process_group=group)
+    finally:
+        exchange.PIECE_BYTES = 32 * 2**20
+    assert model.training
+    assert dist.get_rank(group) == rank
+    # The group is as good as new.
+    rows = collect_gradients(problem()[0], cross_entropy, batches[rank::size], 3, process_group=group)
+    return type(caught.value).__name__, str(caught.value), rows
+
+
+def too_few(arguments):
+    arguments["batches"] = arguments["batches"][:2]
+
+
+def not_finite(arguments):
+    inputs, targets = arguments["batches"][1]
+    arguments["batches"][1] = (torch.full_like(inputs, torch.nan), targets)
+
+
+def broken_loss(arguments):
+    def loss_fn(model, batch):
+        raise KeyError("no such column")
+
+    arguments["loss_fn"] = loss_fn
+
+
+def other_weights(arguments):
+    with torch.no_grad():
+        arguments["model"][0].weight[0, 0] += 1e-12
+
+
+def other_count(arguments):
+    arguments["num_grads"] = 8
+
+
+def other_parameters(arguments):
+    arguments["params"] = ["0.weight"]
+
+
+def bad_method(arguments):
+    arguments["method"] = "magic"
+
+
+def to_a_file(arguments):
+    arguments["out"] = "somewhere.rows"
+
+
+FAILURES = [
+    (too_few, "ValueError", "num_grads=9 rows were asked for, 3 of them from this rank, and batches gave only 2"),
+    (not_finite, "RuntimeError", r"the loss \(nan\) of batch 1 is not finite; the 1 rows before it are good"),
+    (broken_loss, "(KeyError|RuntimeError)", "no such column"),
+    (other_weights, "ValueError", "the model's weights must be the same on every rank: rank 2 has"),
+    (other_count, "ValueError", "num_grads must be the same on every rank: rank 2 has 8, rank 0 9"),
+    (other_parameters, "ValueError", r"which weights there are .* must be the same on every rank"),
+    (bad_method, "ValueError", 'method must be "auto", "vmap" or "loop"'),
+    (to_a_file, "ValueError", "out= is for one process"),
+]
+
+
+@pytest.mark.parametrize(("change", "kind", "message"), FAILURES, ids=[change.__name__ for change, *_ in FAILURES])
+def test_what_fails_on_one_rank_fails_on_all(rank_pool, change, kind, message):
+    results = rank_pool.run(3, failing, change)
+    for rank, (found, text, _) in enumerate(results):
+        assert re.fullmatch(kind, found), (found, text)
+        assert re.search(message, text), text
+        if change in (too_few, not_finite, broken_loss) and rank < 2:
+            assert text.startswith("collecting gradients failed on rank 2: ")
+    assert torch.equal(torch.cat([rows for *_, rows in results], 1), alone(3, {}))
+
+
+def without_room(group):
+    model, batches = problem()
+    room = row_sinks.available_memory
+    if group.rank() == 1:
+        row_sinks.available_memory = lambda device: 64
+    try:
+        with pytest.raises(MemoryError, match=r"this is for rank 1: the more ranks, the less for each"):
+            collect_gradients(model, cross_entropy, batches[group.rank() :: 2], 9, process_group=group)
+    finally:
+        row_sinks.available_memory = room
+    return True
+
+
+def test_a_rank_without_room_for_its_share_stops_all(rank_pool):
+    assert all(rank_pool.run(2, without_room))
+
+
+def wrapped(group):
+    model, batches = problem()
+    wrapper = nn.parallel.DistributedDataParallel(model, process_group=group)
+    with pytest.raises(ValueError, match=r"pass the model inside: model\.module"):
+        collect_gradients(wrapper, cross_entropy, batches, 2, process_group=group)
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    return collect_gradients(wrapper.module, cross_entropy, batches[rank::size], 4, process_group=group)
+
+
+def test_a_model_under_ddp(rank_pool):
+    assert torch.equal(torch.cat(rank_pool.run(2, wrapped), 1), alone(4, {}))
+
+
+def sharded(group):
+    model, batches = problem()
+    fully_shard(model, mesh=DeviceMesh.from_group(group, "cpu"))
+    with pytest.raises(ValueError, match="the model has DTensor parameters, of which each rank has a part"):
+        collect_gradients(model, cross_entropy, batches, 2, process_group=group)
+    return True
+
+
+def test_a_sharded_model_is_refused(rank_pool):
+    assert rank_pool.run(2, sharded) == [True] * 2
+
+
+def repeated(group):
+    model, batches = problem()
+    with pytest.warns(UserWarning, match="ranks 0 and 1 brought the same gradient; .* by a DistributedSampler"):
+        collect_gradients(model, cross_entropy, batches, 4, process_group=group)
+    return True
+
+
+def test_ranks_with_the_same_batches_are_warned(rank_pool):
+    assert rank_pool.run(2, repeated) == [True] * 2
+
+
+ROWS, WIDTH = 64, 700
+
+
+def peak_rise(group):
+    """By how many bytes the peak of this process rises; the pages of the rows are touched in full."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10))
+    inputs, targets = torch.randn(ROWS, WIDTH), torch.randint(10, (ROWS,))
+    batches = list(zip(inputs.split(1), targets.split(1), strict=True))
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    exchange.PIECE_BYTES, exchange.MESSAGE_BYTES = 8 * 2**20, 2 * 2**20
+    try:
+        collect_gradients(model, cross_entropy, batches[rank::size], size, process_group=group)
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
+        before = peak()
+        rows = collect_gradients(model, cross_entropy, batches[rank::size], ROWS, process_group=group)
+    finally:
+        exchange.PIECE_BYTES, exchange.MESSAGE_BYTES = 32 * 2**20, 8 * 2**20
+    return peak() - before, rows.numel() * 4 / 2**20, sum(sizes_of(model)) * 4 / 2**20
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from /proc")
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_rank_holds_its_share_and_one_piece(rank_pool, size):
+    for rise, share, row in rank_pool.run(size, peak_rise):
+        assert share == pytest.approx(ROWS * row / size, rel=0.01)
+        # A piece of 8 MiB, a message of 2 MiB cut out, joined and received, and what a backward pass and malloc take.
+        assert rise < share + 8 + 3 * 2 + 8 * row

@@ -1,0 +1,209 @@
+"""The optimizer on two to four ranks: the trajectories of one process, a part of the memory, and few numbers sent."""
+
+import math
+
+import pytest
+import torch
+from distributed_cases import CASES, SETTINGS, Training, groups_of, listening, network
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from mfac import MFAC, Int8, MFACPreconditioner, TopK
+
+SIZES = (2, 3, 4)
+WAYS = ("ddp", "fsdp")
+STEPS = {"masks": 200, "momentum_l2": 200, "clipped": 200}
+
+
+def trained(group, way, steps, options=None):
+    """Weights and figures of every case."""
+    results = {}
+    for name, count in steps.items():
+        training = Training(group, way, **(CASES[name] | (options or {}))).steps(range(count))
+        results[name] = training.weights(), training.optimizer.diagnostics()
+    return results
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """What one process makes of every case."""
+    return trained(None, "ddp", STEPS)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("size", SIZES)
+def test_trajectories_are_those_of_one_process_and_ranks_have_the_same_bits(rank_pool, alone, size, way):
+    ranks = rank_pool.run(size, trained, way, STEPS)
+    for name, (weights, figures) in alone.items():
+        for rank in ranks:
+            assert all(map(torch.equal, rank[name][0], ranks[0][name][0]))
+        torch.testing.assert_close(ranks[0][name][0], weights, rtol=1e-10, atol=1e-12)
+        expected = {key: value for key, value in figures.items() if key != "seconds"}
+        assert {key: ranks[0][name][1][key] for key in expected} == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("size", SIZES)
+def test_a_window_in_bfloat16_follows_that_of_one_process(rank_pool, size, way):
+    options = {"window": torch.bfloat16, "dtype": torch.float32}
+    expected = trained(None, "ddp", {"momentum_l2": 200}, options)["momentum_l2"][0]
+    for rank in rank_pool.run(size, trained, way, {"momentum_l2": 200}, options):
+        torch.testing.assert_close(rank["momentum_l2"][0], expected, rtol=1e-2, atol=2e-3)
+
+
+def compressed(group, way, window):
+    """Losses over a run whose rows are compressed in blocks of each rank's columns."""
+    training = Training(group, way, dtype=torch.float32, window=window, lr=0.1)
+    losses = []
+    for step in range(40):
+        training.backward(step)
+        training.optimizer.step()
+        losses.append(training.optimizer.diagnostics()["gradient_norm"])
+    return losses, training.weights()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("window", [Int8(block=8), TopK(0.5, block=8)], ids=["int8", "topk"])
+def test_compressed_windows_train_on_ranks(rank_pool, way, window):
+    ranks = rank_pool.run(2, compressed, way, window)
+    assert all(map(torch.equal, ranks[0][1], ranks[1][1]))
+    losses = ranks[0][0]
+    assert sum(losses[-8:]) < 0.7 * sum(losses[:8])
+
+
+# Memory and messages.
+
+
+def measured(group, way):
+    training = Training(group, way, momentum=0.9)
+    training.steps(range(SETTINGS["num_grads"] + 1))
+    training.backward(99)
+    with listening() as messages:
+        training.optimizer.step()
+    shapes = [tensor.shape for tensor in Training(None, way).model.parameters()]
+    columns = sum(math.ceil(shape[0] / group.size()) * shape[1:].numel() for shape in shapes)
+    return training.operator.rows.nbytes, columns, messages
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_memory_and_messages_of_data_parallel_ranks(rank_pool, size):
+    d, m = 5 * 7 + 7 + 7 * 3 + 3, SETTINGS["num_grads"]
+    for held, columns, messages in rank_pool.run(size, measured, "ddp"):
+        assert held == 8 * m * columns  # an even share, but for what is left over of every parameter
+        assert columns <= d / size + 5 + 1 + 7 + 1
+        assert [numbers for _, numbers, _ in messages] == [m, columns + 3]
+        assert "allreduce" in messages[0][0]
+        assert "allgather" in messages[1][0]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_memory_and_messages_of_fully_sharded_ranks(rank_pool, size):
+    d, m = 5 * 7 + 7 + 7 * 3 + 3, SETTINGS["num_grads"]
+    ranks = rank_pool.run(size, measured, "fsdp")
+    assert sum(held for held, _, _ in ranks) == 8 * m * d
+    for held, columns, messages in ranks:
+        assert held <= 8 * m * columns
+        assert [(numbers, size) for _, numbers, size in messages] == [(m, 8 * m)]
+
+
+def test_one_rank_sends_nothing(rank_pool):
+    for way in WAYS:
+        ((_, _, messages),) = rank_pool.run(1, measured, way)
+        assert messages == []
+
+
+# Parameters that come later, layouts of two dimensions, and the preconditioner.
+
+
+def by_hand(group, way):
+    """Gradients set by hand: one parameter thawed and a group added in mid-training, one without a gradient."""
+    placed = way == "fsdp" and group is not None
+    mesh = DeviceMesh.from_group(group, "cpu") if placed else None
+    generator = torch.Generator().manual_seed(0)
+
+    def placed_or_not(values):
+        return distribute_tensor(values, mesh, [Shard(0)]) if placed else values
+
+    def draw(*shape):
+        return placed_or_not(torch.randn(*shape, generator=generator, dtype=torch.float64))
+
+    params = [torch.nn.Parameter(draw(*shape)) for shape in ((2, 3), (4,), (1, 5), (3, 2))]
+    params[1].requires_grad_(False)
+    where = {"process_group": group} if way == "ddp" else {}
+    optimizer = MFAC(params[:3], **SETTINGS, **where)
+    for step in range(12):
+        if step == 3:
+            params[1].requires_grad_(True)
+        if step == 6:
+            optimizer.add_param_group({"params": [params[3]], "lr": 0.01})
+        for number, parameter in enumerate(params):
+            gradient = draw(*parameter.shape)
+            present = parameter.requires_grad and (number, step) != (0, 8)
+            parameter.grad = gradient if present else None
+        optimizer.step()
+    whole = [parameter.full_tensor() if placed else parameter for parameter in params]
+    return [tensor.detach().clone() for tensor in whole]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("size", [2, 4])
+def test_parameters_that_are_thawed_or_added_in_mid_training(rank_pool, size, way):
+    expected = by_hand(None, "ddp")
+    for weights in rank_pool.run(size, by_hand, way):
+        torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12)
+
+
+def hybrid(group):
+    """Two replicas of two shards each."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))
+    training = Training(None, "ddp", momentum=0.9)
+    fully_shard(training.model, mesh=mesh)
+    training.placed, training.group = True, group
+    training.optimizer = MFAC(groups_of(training.model), **SETTINGS, momentum=0.9)
+    training.steps(range(12))
+    rows = training.optimizer.state_dict()["state"][0]["rows"]
+    return training.weights(), tuple(rows.shape), rows.to_local().shape[1], training.operator.rows.shape[1]
+
+
+def test_replicas_of_shards(rank_pool):
+    expected = Training(None, "ddp", momentum=0.9).steps(range(12)).weights()
+    for weights, shape, here, columns in rank_pool.run(4, hybrid):
+        torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12)
+        assert shape == (8, 7, 5)
+        assert here in (3, 4)
+        assert columns < 0.65 * 66
+
+
+def preconditioned(group):
+    training = Training(group, "ddp")
+    where = {} if group is None else {"process_group": group}
+    preconditioner = MFACPreconditioner(training.model.named_parameters(), 8, 0.05, **where)
+    for step in range(10):
+        training.backward(step)
+        assert preconditioner.step()
+        for parameter in training.model.parameters():
+            parameter.data.sub_(parameter.grad, alpha=0.05)
+    state = preconditioner.state_dict()
+    fresh = MFACPreconditioner(training.model.named_parameters(), 8, 0.05, **where)
+    fresh.load_state_dict(state)
+    training.backward(10)
+    assert fresh.step()
+    return [parameter.grad.clone() for parameter in training.model.parameters()]
+
+
+def test_the_preconditioner_on_ranks(rank_pool):
+    expected = preconditioned(None)
+    for gradients in rank_pool.run(3, preconditioned):
+        torch.testing.assert_close(gradients, expected, rtol=1e-10, atol=1e-12)
+
+
+def needed(group):
+    model = network(torch.float32)
+    size = MFAC.memory_needed(model.parameters(), 8, momentum=0.9, process_group=group)
+    return size, MFAC(model.parameters(), num_grads=8, process_group=group)._window.operator.rows.nbytes
+
+
+def test_the_memory_of_a_rank_is_known_before(rank_pool):
+    for size, rows in rank_pool.run(3, needed):
+        assert size == rows + 4 * 8 * 8**2 + 4 * 66

@@ -1,0 +1,392 @@
+"""Pruning on several ranks: the same masks and weights on all of them, and those of one process with all batches."""
+
+import importlib
+import multiprocessing
+import os
+import re
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from models import cross_entropy
+from torch import nn
+
+import mfac
+from mfac.pruning import GradualPruner, prune
+
+SIZES = (2, 3, 4)
+NUM_BATCHES = 24
+QUICK = {"num_grads": 12, "block_size": 8, "damping": 1e-3, "recomputations": 3, "progress": False, "loss_batches": 2}
+
+
+def problem():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    inputs, targets = torch.randn(4 * NUM_BATCHES, 8).double(), torch.randint(3, (4 * NUM_BATCHES,))
+    return model, list(zip(inputs.split(4), targets.split(4), strict=True))
+
+
+def convolutions():
+    torch.manual_seed(1)
+    model = nn.Sequential(
+        nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(16, 3)
+    ).double()
+    inputs, targets = torch.randn(4 * NUM_BATCHES, 4, 4, 4).double(), torch.randint(3, (4 * NUM_BATCHES,))
+    return model, list(zip(inputs.split(4), targets.split(4), strict=True))
+
+
+PROBLEMS = {"linear": problem, "convolutions": convolutions}
+
+
+def result_of(model, result):
+    records = [(r.removed, r.sparsity, r.loss_before, r.loss_after, r.predicted_increase, r.damping)
+               for r in result.history]  # fmt: skip
+    return result.masks, dict(model.state_dict()), records
+
+
+def together(group, kind, sparsity, options):
+    """Each rank has every size-th batch."""
+    model, batches = PROBLEMS[kind]()
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    if options.get("bn_batches"):
+        options = options | {"bn_batches": batches[rank::size][:2]}
+    result = prune(model, cross_entropy, batches[rank::size], sparsity, process_group=group, **(QUICK | options))
+    return result_of(model, result)
+
+
+def alone(kind, sparsity, options, size):
+    """One process with the batches of all ranks, in the order of their rows."""
+    model, batches = PROBLEMS[kind]()
+    if options.get("bn_batches"):
+        options = options | {"bn_batches": batches[: 2 * size]}
+    options = QUICK | options
+    options["loss_batches"] *= size
+    return result_of(model, prune(model, cross_entropy, batches, sparsity, **options))
+
+
+def check(results, expected):
+    masks, state, records = expected
+    for found_masks, found_state, found_records in results:
+        assert found_masks.keys() == masks.keys()
+        assert all(torch.equal(found_masks[name], mask) for name, mask in masks.items())
+        for name, value in found_state.items():
+            torch.testing.assert_close(value, state[name], rtol=1e-9, atol=1e-9)
+            assert torch.equal(value, results[0][1][name]), f"{name} differs between ranks"
+        assert found_records == results[0][2]
+        assert len(found_records) == len(records)
+        for ours, theirs in zip(found_records, records, strict=True):
+            assert [value or 0.0 for value in ours] == pytest.approx([value or 0.0 for value in theirs], rel=1e-7)
+
+
+CASES = [
+    ("linear", 0.6, {}, SIZES),
+    ("linear", 0.6, {"block_size": None}, SIZES),
+    ("linear", 0.6, {"update": "obs"}, (3,)),
+    ("linear", 0.6, {"block_size": None, "update": "obs"}, (3,)),
+    ("linear", 0.6, {"update": "none", "scope": "layer"}, (2,)),
+    ("linear", 0.6, {"block_size": None, "update": "none", "scope": "layer"}, (2,)),
+    ("convolutions", 0.7, {"bn_batches": True}, (2, 4)),
+    ("convolutions", 0.7, {"block_size": None, "bn_batches": True}, (4,)),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "sparsity", "options", "size"),
+    [(kind, sparsity, options, size) for kind, sparsity, options, sizes in CASES for size in sizes],
+)
+def test_the_masks_of_one_process(rank_pool, kind, sparsity, options, size):
+    # Every rank gives its num_grads / size gradients from its own batches: one process sees the same ones.
+    check(rank_pool.run(size, together, kind, sparsity, options), alone(kind, sparsity, options, size))
+
+
+MORE = [
+    ("linear", None, {"pattern": "2:4", "targets": ["0.weight", "2.weight"]}),
+    ("linear", None, {"pattern": "2:4", "block_size": None, "targets": ["0.weight", "2.weight"]}),
+    ("convolutions", None, {"pattern": "1:4", "targets": ["0.weight", "3.weight"], "block_size": 16}),
+    ("convolutions", None, {"pattern": "1:4", "targets": ["0.weight", "3.weight"], "block_size": None}),
+    ("linear", 0.4, {"pattern": "row"}),
+    ("linear", 0.4, {"pattern": "row", "block_size": None}),
+    ("linear", 0.4, {"pattern": "channel"}),
+    ("linear", 0.5, {"order": "greedy"}),
+    ("linear", 0.5, {"block_size": 4}),  # twelve gradients and blocks of four: their sums are kept, not the rows
+    ("linear", 0.5, {"block_size": 4, "scope": "layer", "update": "obs"}),
+    ("linear", 0.5, {"block_size": 200, "targets": ["0.weight", "2.weight"]}),  # two blocks for three ranks
+    ("linear", 0.5, {"block_size": 200, "targets": ["0.weight", "2.weight"], "order": "greedy", "update": "obs"}),
+    ("linear", None, {"block_size": 200, "targets": ["0.weight", "2.weight"], "pattern": "1:4"}),
+    ("linear", 0.5, {"block_size": 200, "targets": ["0.weight", "2.weight"], "num_grads": 402, "recomputations": 1}),
+    ("linear", 0.5, {"method": "magnitude"}),
+    ("linear", 0.5, {"method": "diagonal"}),
+    ("linear", 0.5, {"damping": "auto"}),
+    ("linear", 0.5, {"damping": "auto", "block_size": None}),
+    ("linear", {"0.weight": 0.3, "4.weight": 0.5}, {}),
+    ("linear", 0.5, {"per_sample": True}),
+]
+
+
+@pytest.mark.parametrize(("kind", "sparsity", "options"), MORE, ids=[f"{kind} {o}" for kind, _, o in MORE])
+def test_patterns_orders_and_methods(rank_pool, kind, sparsity, options):
+    check(rank_pool.run(3, together, kind, sparsity, options), alone(kind, sparsity, options, 3))
+
+
+def gradual(group):
+    model, batches = problem()
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    pruner = GradualPruner(model, cross_entropy, batches[rank::size], [0.3, 0.6], optimizer=optimizer,
+                           process_group=group, **QUICK)  # fmt: skip
+    while (result := pruner.step()) is not None:
+        for batch in batches[:3]:
+            optimizer.zero_grad()
+            cross_entropy(model, batch).backward()
+            optimizer.step()
+        last = result
+    return last.masks, dict(model.state_dict()), last.sparsity
+
+
+def test_gradual_pruning_keeps_ranks_alike(rank_pool):
+    results = rank_pool.run(2, gradual)
+    for masks, state, sparsity in results:
+        assert sparsity == pytest.approx(0.6, abs=0.01)
+        assert all(torch.equal(mask, results[0][0][name]) for name, mask in masks.items())
+        assert all(torch.equal(value, results[0][1][name]) for name, value in state.items())
+        assert all(int((state[name] == 0).sum()) >= int((~mask).sum()) for name, mask in masks.items())
+
+
+class Broken:
+    """A loss that fails at one of its calls."""
+
+    def __init__(self, at):
+        self.at, self.calls = at, 0
+
+    def __call__(self, model, batch):
+        self.calls += 1
+        if self.calls == self.at:
+            raise OSError("the disk is gone")
+        return cross_entropy(model, batch)
+
+
+class Diverging(Broken):
+    """A loss that is not finite from some call on."""
+
+    def __call__(self, model, batch):
+        self.calls += 1
+        return cross_entropy(model, batch) * (torch.nan if self.calls >= self.at else 1)
+
+
+def interrupted(group, change, at):
+    """The error of this rank where the last one fails; the masks of the steps that were complete, and the weights."""
+    model, batches = problem()
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    steps = []
+
+    def on_step(result):
+        steps.append({name: mask.clone() for name, mask in result.masks.items()})
+        if change == "on_step" and rank == size - 1 and len(steps) == 2:
+            raise KeyboardInterrupt
+
+    loss_fn = cross_entropy if rank < size - 1 or change == "on_step" else change(at)
+    try:
+        prune(model, loss_fn, batches[rank::size], 0.6, on_step=on_step, process_group=group, **QUICK)
+    except BaseException as error:
+        kind, text = type(error).__name__, str(error)
+    return kind, text, steps, dict(model.state_dict())
+
+
+# A step on each of three ranks: 4 gradients and 2 losses; before the first, 2 losses.
+@pytest.mark.parametrize(
+    ("change", "at", "done", "message"),
+    [
+        (Broken, 1, 0, "OSError: the disk is gone"),
+        (Broken, 4, 0, "OSError: the disk is gone"),
+        (Broken, 8, 0, "OSError: the disk is gone"),  # after the weights of the first step were written
+        (Broken, 10, 1, "OSError: the disk is gone"),
+        (Broken, 14, 1, "OSError: the disk is gone"),
+        (Diverging, 13, 1, "the loss became nan by this step, which is undone"),
+        ("on_step", 0, 2, "on_step failed on rank 2: KeyboardInterrupt"),
+    ],
+)
+def test_a_failure_on_one_rank_leaves_the_last_complete_step_on_all(rank_pool, change, at, done, message):
+    results = rank_pool.run(3, interrupted, change, at)
+    complete, states = results[0][2], [state for *_, state in results]
+    for rank, (kind, text, steps, state) in enumerate(results):
+        if rank < 2:
+            assert kind == "RuntimeError"
+            assert message in text
+        assert len(steps) == done
+        assert all(torch.equal(value, states[0][name]) for name, value in state.items())
+        for found, expected in zip(steps, complete, strict=True):
+            assert all(torch.equal(found[name], mask) for name, mask in expected.items())
+    expected = problem()[0].state_dict()
+    for name, value in states[0].items():
+        if not done:
+            assert torch.equal(value, expected[name])
+        elif name in complete[-1]:
+            assert torch.equal(value != 0, complete[-1][name])
+
+
+def refused(group, change, message):
+    model, batches = problem()
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    options = dict(QUICK)
+    if rank == size - 1 or change.__name__.startswith("all_"):
+        change(model, options)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match=message):
+        prune(model, cross_entropy, batches[rank::size], options.pop("sparsity", 0.5), process_group=group, **options)
+    return all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def other_sparsity(model, options):
+    options["sparsity"] = 0.6
+
+
+def other_update(model, options):
+    options["update"] = "obs"
+
+
+def other_weights(model, options):
+    with torch.no_grad():
+        model[2].weight[0, 0] += 1e-15
+
+
+def other_masks(model, options):
+    options["masks"] = {"0.weight": torch.arange(96).view(12, 8) != 7}
+
+
+def unknown_update(model, options):
+    options["update"] = "magic"
+
+
+def all_wanda(model, options):
+    options["method"] = "wanda"
+
+
+def all_to_disk(model, options):
+    options["rows_dir"] = "."
+
+
+def all_channels(model, options):
+    options |= {"pattern": "channel", "block_size": None}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (other_sparsity, r"sparsity must be the same on every rank: rank 3 has 0\.6, rank 0 0\.5"),
+        (other_update, "update must be the same on every rank: rank 3 has 'obs', rank 0 'joint'"),
+        (other_weights, "the model's weights must be the same on every rank"),
+        (other_masks, r"which weights there are \(names, sizes and masks\) must be the same on every rank"),
+        (unknown_update, "update must be one of 'joint', 'obs', 'none', not 'magic'"),
+        (all_wanda, "method 'wanda' works in one process; with a process_group use one of 'mfac', 'diagonal'"),
+        (all_to_disk, "rows_dir is for one process"),
+        (all_channels, "pattern channel with the full matrix works in one process"),
+    ],
+)
+def test_what_does_not_fit_is_refused_on_all_ranks(rank_pool, change, message):
+    assert rank_pool.run(4, refused, change, message) == [True] * 4
+
+
+def buffers(group):
+    """Running statistics that differ between ranks, as they do after training under DDP."""
+    model, batches = convolutions()
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    model[1].running_mean += 0.1 * rank
+    return result_of(model, prune(model, cross_entropy, batches[rank::size], 0.5, process_group=group, **QUICK))
+
+
+def test_buffers_become_those_of_the_first_rank(rank_pool):
+    model, _ = convolutions()
+    results = rank_pool.run(2, buffers)
+    check(results, alone("convolutions", 0.5, {}, 2))
+    assert torch.equal(results[1][1]["1.running_mean"], model[1].running_mean)
+
+
+def in_float32(group):
+    torch.manual_seed(2)
+    model = nn.Linear(40, 10)
+    rank = dist.get_rank(group)
+    batches = [(torch.randn(8, 40), torch.randint(10, (8,))) for _ in range(8)]
+    options = QUICK | {"num_grads": 8, "block_size": None}
+    result = prune(model, cross_entropy, batches[rank::2], 0.5, process_group=group, **options)
+    return result.masks["weight"], model.weight.detach()
+
+
+def test_float32_has_the_same_bits_on_all_ranks(rank_pool):
+    (mask, weight), (other_mask, other_weight) = rank_pool.run(2, in_float32)
+    assert torch.equal(mask, other_mask)
+    assert torch.equal(weight, other_weight)
+    assert int((weight == 0).sum()) == 200
+
+
+def test_a_group_of_one_is_one_process(rank_pool):
+    (found,) = rank_pool.run(1, together, "linear", 0.5, {})
+    check([found], alone("linear", 0.5, {}, 1))
+    assert mfac.prune is prune
+
+
+def the_example(group):
+    sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+    try:
+        model, masks, dense, sparse = importlib.import_module("prune_torchrun").main(group)
+    finally:
+        sys.path.pop(0)
+    return dict(model.state_dict()), masks, dense, sparse
+
+
+def test_the_example_prunes_what_ddp_has_trained(rank_pool):
+    results = rank_pool.run(2, the_example)
+    for state, masks, dense, sparse in results:
+        assert all(torch.equal(value, results[0][0][name]) for name, value in state.items())
+        assert all(torch.equal(mask, results[0][1][name]) for name, mask in masks.items())
+        assert sum(int((~mask).sum()) for mask in masks.values()) == round(0.9 * (64 * 128 + 128 * 10))
+        assert all(not bool(state[name][~mask].any()) for name, mask in masks.items())
+        assert dense > 94
+        assert sparse > 90
+
+
+class Killed(Broken):
+    """A loss that ends its process at one of its calls."""
+
+    def __call__(self, model, batch):
+        self.calls += 1
+        if self.calls == self.at:
+            os._exit(1)
+        return cross_entropy(model, batch)
+
+
+def prune_in_a_process_of_its_own(rank, store, pipe):
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
+    model, batches = problem()
+    steps = []
+    try:
+        prune(model, Killed(16) if rank else cross_entropy, batches[rank::2], 0.6, on_step=steps.append,
+              process_group=dist.group.WORLD, **QUICK)  # fmt: skip
+    except RuntimeError as error:
+        zeros = sum(int((value == 0).sum()) for value in model.state_dict().values())
+        pipe.send((str(error), len(steps), zeros, steps[-1].num_removed))
+    dist.destroy_process_group()  # its threads may not outlive the interpreter
+
+
+def test_a_rank_that_is_killed_ends_the_others(tmp_path):
+    """In the second step; the other rank does not wait for the timeout, and has the weights of the first."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    processes = [
+        context.Process(target=prune_in_a_process_of_its_own, args=(rank, str(tmp_path / "store"), theirs), daemon=True)
+        for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    assert ours.poll(300)  # of which nearly all is for starting two processes
+    message, steps, zeros, removed = ours.recv()
+    for process in processes:
+        process.join(20)
+    assert [process.exitcode for process in processes] == [0, 1]
+    assert re.search("over 2 ranks failed on rank 0: another process has ended", message)
+    assert (steps, zeros) == (1, removed)

@@ -1,0 +1,64 @@
+"""Columns divided among ranks or devices."""
+
+import pytest
+
+from mfac.blocks import block_runs, runs_between
+from mfac.distributed.shares import column_shares, shares_at
+
+
+def blocks(sizes, block_size):
+    """Where blocks begin."""
+    starts = []
+    for run in block_runs(sum(sizes), block_size, sizes):
+        starts += range(run.start, run.stop, run.length)
+    return starts
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("sizes", [(100,), (12, 20), (1, 1, 1), (40, 0, 3, 57), (5, 128, 700)])
+@pytest.mark.parametrize("block_size", [None, 1, 7, 64])
+def test_shares_follow_one_another_and_end_where_blocks_end(sizes, count, block_size):
+    shares = column_shares(sizes, count, block_size)
+    assert len(shares) == count
+    assert [share.start for share in shares] == [0, *(share.stop for share in shares[:-1])]
+    assert shares[-1].stop == sum(sizes)
+    assert all(sum(share.sizes) == len(share) for share in shares)
+    assert all(abs(len(share) - sum(sizes) / count) <= (block_size or 1) for share in shares)
+    if block_size is None:
+        return
+    assert {share.start for share in shares} <= {*blocks(sizes, block_size), sum(sizes)}
+    # The blocks that a rank lays over its own columns are those of the whole.
+    found = [share.start + start for share in shares for start in blocks(share.sizes, block_size)]
+    assert found == blocks(sizes, block_size)
+
+
+def test_runs_between_have_just_these_blocks():
+    runs = block_runs(50, 7, [33, 17])
+    shares = column_shares([33, 17], 3, 7)
+    found = [run for share in shares for run in runs_between(runs, share.start, share.stop)]
+    assert sum(run.count for run in found) == sum(run.count for run in runs)
+    assert [column for run in found for column in range(run.start, run.stop)] == list(range(50))
+
+
+def test_shares_end_at_the_cuts_that_are_nearest():
+    shares = shares_at([0, 10, 11, 30, 40], [25, 15], 3)
+    assert [(share.start, share.stop, share.sizes) for share in shares] == [
+        (0, 11, (11,)),
+        (11, 30, (14, 5)),
+        (30, 40, (10,)),
+    ]
+    assert [len(share) for share in shares_at([0, 40], [40], 3)] == [0, 40, 0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([3], 0), "count must be a positive number of shares, not 0"),
+        (([3], True), "count must be a positive number of shares, not True"),
+        (([3, -1], 2), r"sizes must be lengths of tensors, not \[3, -1\]"),
+        (([3], 2, 0), "block_size must be a positive int"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        column_shares(*arguments)

@@ -1,0 +1,293 @@
+"""Every recipe runs end to end at a tiny size, and goes on where it was stopped; the loops behind them."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from test_experiments import needs_data
+from torch import nn
+
+import mfac
+from experiments import __main__ as command
+from experiments.gradual import GradualRun, Plan
+from experiments.imagenet import MODELS
+from experiments.models.mobilenet import MobileNetV1
+from experiments.recipe import Recipe, Request, Results
+from experiments.recipes import RECIPES, bert, mnist_pruning, normalizer_free, table1, table2, table3, table4_right
+from experiments.step_times import overheads, take_turns
+from experiments.training import Training, cosine, drops, last_loss
+
+
+class Batches:
+    """Two batches a pass, drawn by a generator."""
+
+    def __init__(self, seed=0):
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __iter__(self):
+        for _ in range(2):
+            x = torch.randn(8, 5, generator=self.generator)
+            yield x, (x[:, 0] > 0).long()
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 2))
+
+
+@needs_data
+@pytest.mark.parametrize("name", list(RECIPES))
+def test_a_recipe_runs_draws_and_is_not_run_twice(name, tmp_path, capsys):
+    request = Request("smoke", tmp_path)
+    command.run_one(name, request)
+    files = {path.name: path.read_text() for path in tmp_path.glob("*.json") if not path.name.startswith("runs_")}
+    assert files
+    assert all(json.loads(text)["cells"] for text in files.values())
+    picture = RECIPES[name].plot(request)
+    assert picture.stat().st_size > 5000
+    capsys.readouterr()
+    RECIPES[name].run(request)  # every cell is there: nothing is computed again
+    assert " ..." not in capsys.readouterr().out
+    assert {p.name: p.read_text() for p in tmp_path.glob("*.json") if not p.name.startswith("runs_")} == files
+
+
+@pytest.fixture
+def imagenet(tmp_path, monkeypatch):
+    """Ten classes of four images for training, one for testing, and a narrow MobileNet for them."""
+    monkeypatch.setitem(MODELS, "mobilenet", lambda: MobileNetV1(10, width=0.25))
+    image = pytest.importorskip("PIL.Image")
+    for split, number in (("train", 4), ("val", 1)):
+        for name in range(10):
+            folder = tmp_path / "images" / split / f"class{name}"
+            folder.mkdir(parents=True)
+            for i in range(number):
+                image.new("RGB", (40, 36), (25 * name, 10 * i, 0)).save(folder / f"{i}.png")
+    torch.save({"model": "mobilenet", "state_dict": MODELS["mobilenet"]().state_dict()}, tmp_path / "weights.pt")
+    return tmp_path
+
+
+def test_gradual_pruning_of_a_folder_of_images(imagenet):
+    """The way of the full size, on a tiny folder."""
+    request = Request("smoke", imagenet, images=imagenet / "images", checkpoint=imagenet / "weights.pt")
+    RECIPES["table3"].run(request)
+    cell = Results("table3", request).cells["60 %"]
+    assert [round(row["sparsity"], 4) for row in cell["rows"]] == [0.5, 0.6]
+    assert set(cell["rows"][-1]["trained"]) == {"accuracy", "top5"}
+
+
+def test_an_interrupted_training_ends_as_one_that_was_not(tmp_path):
+    def training(steps_seen, keep):
+        model = network()
+        optimizer = mfac.MFAC(model.parameters(), 0.1, 3, 0.1, normalize="sum")
+        batches = Batches()
+        loss_fn = None if steps_seen is None else stop_after(steps_seen)
+        run = Training(model, optimizer, batches, 6, drops(0.5), keep=keep, test=lambda m: {}, test_every=2)
+        if loss_fn:
+            run.loss_fn = loss_fn
+        return run
+
+    whole = training(None, None)
+    expected = whole.run()
+    stopped = training(5, tmp_path / "run.pt")
+    with pytest.raises(KeyboardInterrupt):
+        stopped.run()
+    resumed = training(None, tmp_path / "run.pt")
+    record = resumed.run()
+    assert record["losses"] == expected["losses"]
+    assert all(torch.equal(a, b) for a, b in zip(resumed.model.parameters(), whole.model.parameters(), strict=True))
+    assert not (tmp_path / "run.pt").exists()
+
+
+def stop_after(steps):
+    from experiments.training import cross_entropy
+
+    seen = []
+
+    def loss(model, batch):
+        if len(seen) == steps:
+            raise KeyboardInterrupt
+        seen.append(1)
+        return cross_entropy(model, batch)
+
+    return loss
+
+
+def test_a_training_that_diverges_stops_and_says_so():
+    model = network()
+    run = Training(model, torch.optim.SGD(model.parameters(), float("inf")), Batches(), 20, cosine)
+    record = run.run()
+    assert not record["finished"]
+    assert last_loss(record) == float("inf")
+
+
+def test_an_interrupted_gradual_run_ends_as_one_that_was_not(tmp_path):
+    pruning = {"num_grads": 3, "block_size": 4, "loss_batches": 1, "recomputations": 1}
+    plan = Plan({0: 0.3, 2: 0.6}, 4, lambda e: 0.1 / (1 + e), pruning, batch_size=4, gradient_batch=2, epoch_batches=2)
+
+    def batches(size, seed):
+        generator = torch.Generator().manual_seed(seed)
+        draws = [torch.randn(size, 5, generator=generator) for _ in range(8)]
+        return [(x, (x[:, 0] > 0).long()) for x in draws]
+
+    def whole(keep, stop=None):
+        tests = []
+
+        def test(model):
+            tests.append(1)
+            if len(tests) == stop:
+                raise KeyboardInterrupt
+            return {"accuracy": 0.0}
+
+        return GradualRun(network(), plan, batches, test, keep)
+
+    one, stopped = whole(None), whole(tmp_path / "run.pt", stop=4)
+    one.run()
+    with pytest.raises(KeyboardInterrupt):
+        stopped.run()
+    resumed = whole(tmp_path / "run.pt")
+    resumed.run()
+    assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), resumed.model.parameters(), strict=True))
+    assert [row.get("sparsity") for row in resumed.rows] == [row.get("sparsity") for row in one.rows]
+
+
+def test_the_learning_rates_of_tables_1_and_3_are_the_papers():
+    assert [table1.mobilenet_rate(e) for e in (0, 29, 30)] == pytest.approx([0.005, 0.005, 0.005 * 0.92])
+    assert [table1.resnet50_rate(e) for e in (39, 40, 46, 99)] == pytest.approx(
+        [0.005, 0.005 * 0.6, 0.005 * 0.36, 0.005 * 0.6**9]
+    )
+    plan = table3.mobilenet_plan(0.89)
+    assert list(plan.prune_at) == list(range(0, 46, 3))
+    assert [plan.lr(e) for e in (0, 1, 2, 3, 45, 75, 90)] == pytest.approx(
+        [0.005, 0.005, 0.0005, 0.005, 0.005, 0.0005, 0.00005]
+    )
+    assert list(table3.resnet50_plan(0.95).prune_at) == list(range(0, 81, 4))
+
+
+def test_memory_of_table_2_is_that_of_the_formulas():
+    lengths = table2.block_lengths(25, 10, None)
+    assert lengths == {10: 2, 5: 1}
+    assert table2.woodfisher_bytes(lengths) == 4 * (2 * 100 + 25)
+    assert table2.mfac_bytes(lengths, 7) == 4 * 7 * 25 + 8 * (2 * 49 + 25)
+    whole = table2.block_lengths(table2.WEIGHTS["ResNet50"], None, None)
+    assert table2.woodfisher_bytes(whole) > table2.PAPER_MEMORY > table2.mfac_bytes(whole, 512)
+
+
+def test_slices_of_table_2_are_scaled_to_the_whole(monkeypatch):
+    """Time as it would be if it were exactly one second a column, or a step of a block of one number."""
+    monkeypatch.setattr(table2, "_static", lambda G, block, sizes: float(G.shape[1]))
+    monkeypatch.setattr(table2, "_recursion", lambda rows, m: rows.shape[0] * rows.shape[2] ** 2 * rows.shape[1] * 1e-3)
+    settings = table2.Settings(slice_bytes=4 * 6 * 200, woodfisher_seconds=1.0)
+    columns = lambda count: torch.zeros(6, count)  # noqa: E731
+    for block in (10, None):
+        assert table2.mfac_seconds(columns, 10_000, block, 6, None, settings)["seconds"] == pytest.approx(10_000)
+    found = table2.woodfisher_seconds(columns, {10: 1000}, 6, settings)
+    assert found["seconds"] == pytest.approx(1000 * 100 * 6 * 1e-3)
+    assert table2.woodfisher_seconds(columns, {10**6: 1}, 6, settings) is None
+
+
+def test_kfac_pruning_with_its_balance_is_mfacs():
+    settings = replace(mnist_pruning.SIZES["smoke"], num_grads=3, damping=1e-3)
+    batches = [(torch.randn(4, 5), torch.tensor([0, 1, 1, 0])) for _ in range(3)]
+    ours, theirs = network().double(), network().double()
+    batches = [(x.double(), y) for x, y in batches]
+    mnist_pruning.prune_kfac(settings, ours, batches, 0.5, balance=True)
+    mfac.prune(theirs, mnist_pruning.LOSS, batches, 0.5, method="kfac", update="obs", recomputations=1, num_grads=3,
+               damping=1e-3, loss_batches=1, progress=False)  # fmt: skip
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_overheads_are_ratios_of_the_best_and_of_the_medians():
+    found = overheads({"SGD": [2.0, 1.0, 4.0], "M-FAC": [3.0, 1.5, 3.0]}, "SGD")
+    assert found["M-FAC"]["over_sgd"] == 1.5
+    assert found["M-FAC"]["over_sgd_by_medians"] == 1.5
+    assert table4_right.continue_line({64: 1.05, 128: 1.10}, 1024) == pytest.approx(1.8)
+    assert table4_right.continue_line({1024: 1.3}, 1024) == 1.3
+
+
+def test_steps_take_turns_and_the_first_does_not_count():
+    order = []
+    times = take_turns({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 2)
+    assert order == ["a", "b"] * 3
+    assert {name: len(values) for name, values in times.items()} == {"a": 2, "b": 2}
+
+
+def test_the_table_of_bert_has_means_and_deviations():
+    cells = {
+        f"run, MiniLM-L3, mrpc, Adam, seed {seed}": {"finished": True, "tests": [{"step": 4, "accuracy": value}]}
+        for seed, value in ((1, 70.0), (2, 72.0))
+    }
+    cells["run, MiniLM-L3, mrpc, M-FAC, seed 1"] = {"finished": False, "tests": []}
+    assert bert.table(cells) == {"MiniLM-L3, mrpc": {"Adam, accuracy": (71.0, pytest.approx(2**0.5), 2)}}
+
+
+def test_requests_are_checked():
+    with pytest.raises(ValueError, match="full, small, smoke"):
+        Request("tiny")
+    with pytest.raises(ValueError, match="--checkpoint FILE"):
+        Request("full").weights()
+
+
+def test_all_recipes_run_one_after_the_other(tmp_path, monkeypatch, capsys):
+    calls = []
+
+    def failing(request):
+        calls.append("bad")
+        raise RuntimeError("no data")
+
+    recipes = {
+        "good": Recipe("good", "first", lambda request: calls.append("good"), lambda request: tmp_path / "a.png", 1),
+        "bad": Recipe("bad", "second", failing, lambda request: tmp_path / "b.png", 1),
+    }
+    monkeypatch.setattr(command, "RECIPES", recipes)
+    for _ in range(2):
+        with pytest.raises(SystemExit, match="failed: bad"):
+            command.run_all(Request("small", tmp_path))
+    assert calls == ["good", "bad", "bad"]  # what is done is skipped
+    out = capsys.readouterr().out
+    assert "1 of 2: good, first" in out
+    assert "1 of 2: good, done before" in out
+    assert "2 of 2: bad failed: RuntimeError: no data" in out
+
+
+def test_the_command_line_lists_what_there_is(capsys):
+    command.main(["list"])
+    out = capsys.readouterr().out
+    assert all(f"{name} " in out for name in RECIPES)
+    with pytest.raises(SystemExit):
+        command.main(["run", "table9"])
+
+
+def test_rows_are_done_by_one_process_each(tmp_path):
+    one, other = (Request("smoke", tmp_path, only="row", shared=tmp_path) for _ in range(2))
+    assert one.wants("row 1")
+    assert not other.wants("row 1")
+    assert one.wants("row 1")  # it asks again, and still has it
+    assert other.wants("row 2")
+    assert not other.wants("something else")
+    assert Request("smoke", tmp_path).wants("row 1")
+
+
+@needs_data
+def test_processes_share_a_recipe(tmp_path, capfd):
+    command.main(["run", "cosine_similarity", "--size", "smoke", "--folder", str(tmp_path), "--jobs", "2"])
+    begun = [line for line in capfd.readouterr().out.splitlines() if line.endswith(" ...")]
+    assert len(begun) == len(set(begun)) > 0
+    cells = json.loads((tmp_path / "cosine_similarity_smoke.json").read_text())["cells"]
+    assert {f"{key} ..." for key in (*cells, "cosine_similarity")} == set(begun)  # the last notes that it is finished
+    assert "cosine_similarity" in json.loads((tmp_path / "runs_smoke.json").read_text())["cells"]
+
+
+def test_a_process_that_fails_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.setattr(command.sys, "executable", "false")
+    with pytest.raises(RuntimeError, match="worked on table2 ended with 1"):
+        command.run_one("table2", Request("smoke", tmp_path), jobs=2)
+
+
+def test_how_far_kept_weights_have_moved():
+    """By 3 of a length of 5: what was removed does not count."""
+    model = torch.nn.Linear(3, 1, bias=False)
+    model.weight.data = torch.tensor([[6.0, 4.0, 0.0]])
+    before, masks = {"weight": torch.tensor([[3.0, 4.0, 7.0]])}, {"weight": torch.tensor([[True, True, False]])}
+    assert normalizer_free.moved(model, before, masks) == 0.6

@@ -1,0 +1,107 @@
+"""The comparison of storages: steps beside an uncompressed run, and whole runs, saved so that they go on."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from test_experiments import needs_data
+from torch import nn
+
+from experiments import ledger, windows
+from experiments.optimizers import Task
+from experiments.recipes import bert
+
+
+@pytest.fixture
+def task():
+    """A convolution whose weights lie channels last, on noise."""
+    images, labels = torch.randn(8, 3, 6, 6), torch.arange(8) % 4
+
+    def model(seed):
+        torch.manual_seed(seed)
+        layers = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 4)
+        return nn.Sequential(*layers).to(memory_format=torch.channels_last)
+
+    return Task(model, lambda seed: iter([(images, labels)] * 20), lambda model: 25.0, 20, 10, 5, 20)
+
+
+@pytest.fixture(autouse=True)
+def _small(task, monkeypatch, tmp_path):
+    monkeypatch.setitem(windows.SETTINGS, "cifar10", {"lr": 0.1, "num_grads": 4, "damping": 0.1, "weight_decay": 0.01})
+    monkeypatch.setitem(windows.STEPS, "cifar10", 6)
+    monkeypatch.setattr(windows, "build", lambda name: task)
+    monkeypatch.setattr(windows, "Ledger", lambda name, command: ledger.Ledger(name, command, tmp_path))
+
+
+def test_steps_beside_an_uncompressed_run(task):
+    found = windows.follow("cifar10", task, 6, 1)
+    assert set(found) == set(windows.STORAGES) - {"float32"}
+    assert all(len(record["cosines"]) == 6 and len(record["cosines_of_sums"]) == 2 for record in found.values())
+    assert min(found["bfloat16"]["cosines"]) > 0.999
+    assert min(found["int8"]["cosines"]) > 0.95
+    assert max(found["top-k 1 %"]["cosines"]) < 0.9
+
+
+def test_the_followed_run_is_that_of_the_optimizer(task, monkeypatch):
+    made = []
+    kept = Task(lambda seed: made.append(task.model(seed)) or made[-1], *list(vars(task).values())[1:])
+    windows.follow("cifar10", kept, 6, 1)
+    windows.train(kept, lambda params: windows.optimizer_of("cifar10", params, torch.float32), 6, 1, tests=False)
+    for followed, trained in zip(*(model.parameters() for model in made), strict=True):
+        torch.testing.assert_close(followed, trained, rtol=1e-4, atol=1e-6)
+
+
+def test_runs_are_saved_and_told(capsys, tmp_path):
+    windows.measure("cifar10", [1, 2])
+    cells = json.loads((tmp_path / "windows_cifar10.json").read_text())["cells"]
+    assert set(cells) == {"steps, seed 1", *(f"run, {key}, seed {n}" for key in windows.CHOSEN for n in (1, 2))}
+    windows.table()
+    told = capsys.readouterr().out
+    assert all(f"cifar10, {key}, 2 seeds" in told for key in windows.CHOSEN)
+
+
+@pytest.fixture
+def development_sentences(monkeypatch):
+    """Only those of the development set: reading all others takes long."""
+    read = bert.examples
+    monkeypatch.setattr(bert, "examples", lambda task, _, settings: read(task, "dev", settings))
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("measure", "name", "storages"),
+    [(lambda: windows.measure_sentences([1]), "sst2", windows.CHOSEN),
+     (lambda: windows.measure_bert_tiny("bert_short"), "bert_short", ("top-k 1 %", "int8", "float32"))],
+    ids=["MiniLM", "BERT-tiny"],
+)  # fmt: skip
+@pytest.mark.usefixtures("development_sentences")
+def test_sentences(measure, name, storages, tmp_path, monkeypatch):
+    """Two steps, and windows that these fill."""
+    short = replace(windows.SST2, steps=2, window=2, dev=4, train=48, longest=24)
+    monkeypatch.setattr(windows, "SST2", short)
+    monkeypatch.setitem(windows.BERTS, "bert_short", short)
+    measure()
+    cells = json.loads((tmp_path / f"windows_{name}.json").read_text())["cells"]
+    assert set(cells) == {f"run, {key}, seed 1" for key in storages}
+    for cell in cells.values():
+        assert (len(cell["losses"]), cell["window"], cell["finished"]) == (2, 2, True)
+        assert 0 <= windows.accuracy_of(cell) <= 100
+        assert cell["peak_gib"] > 0.1
+
+
+@needs_data
+@pytest.mark.usefixtures("development_sentences")
+def test_rivals_are_told_beside_the_storages(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(
+        windows.BERTS, "bert_short", replace(windows.SST2, steps=1, window=2, dev=4, train=16, longest=24)
+    )
+    monkeypatch.setitem(windows.RIVALS, "bert_short", {"Adam": (1e-3,), "SGD": (0.1,), "M-FAC": (0.03,)})
+    windows.measure_rivals("bert_short")
+    cells = json.loads((tmp_path / "windows_bert_short.json").read_text())["cells"]
+    assert {key: cell["lr"] for key, cell in cells.items()} == {
+        "rival, Adam, lr 0.001": 1e-3, "rival, SGD, lr 0.1": 0.1, "rival, M-FAC, lr 0.03": 0.03,
+    }  # fmt: skip
+    windows.table()
+    told = capsys.readouterr().out
+    assert all(f"bert_short, {key}: " in told for key in cells)

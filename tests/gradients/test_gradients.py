@@ -1,0 +1,333 @@
+"""Collecting rows: what they are, how many, and that the model is left as it was found."""
+
+import itertools
+import sys
+from contextlib import contextmanager
+
+import pytest
+import torch
+from models import CASES, bert, cnn, cross_entropy, mlp
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from mfac import progress as progress_module
+from mfac.blocks import FisherBlocks
+from mfac.gradients import accumulate_fisher, collect_gradients, collection, fillers, row_sinks
+from mfac.gradients.losses import criterion_loss, model_loss
+from mfac.static import StaticInverseFisher
+
+
+def batches_of(case, size):
+    inputs, targets = case.batch
+    return [(x.clone(), y.clone()) for x, y in zip(inputs.split(size), targets.split(size), strict=True)]
+
+
+def loop_rows(model, loss_fn, batches):
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    grads = [torch.autograd.grad(loss_fn(model, batch), parameters) for batch in batches]
+    return torch.stack([torch.cat([g.flatten() for g in row]) for row in grads])
+
+
+def test_one_row_a_batch():
+    case = mlp(12)
+    batches = batches_of(case, 4)
+    rows = collect_gradients(case.model, case.loss_fn, batches, 3)
+    assert torch.equal(rows, loop_rows(case.model, case.loss_fn, batches))
+
+
+def test_a_data_loader_and_no_more_batches_than_needed():
+    case = mlp(12)
+    loader = DataLoader(TensorDataset(*case.batch), batch_size=3)
+    rows = collect_gradients(case.model, case.loss_fn, loader, 4)
+    assert torch.equal(rows, loop_rows(case.model, case.loss_fn, batches_of(case, 3)))
+    endless = itertools.repeat(case.batch)
+    taken = itertools.count()
+    collect_gradients(case.model, case.loss_fn, (batch for batch, _ in zip(endless, taken, strict=False)), 4)
+    assert next(taken) == 4
+
+
+def test_batches_whose_memory_is_used_again_for_the_next():
+    case = mlp(40)
+    batches = batches_of(case, 2)
+    buffer = tuple(torch.empty_like(part) for part in batches[0])
+
+    def refilled():
+        for batch in batches:
+            for into, part in zip(buffer, batch, strict=True):
+                into.copy_(part)
+            yield buffer
+
+    rows = collect_gradients(case.model, case.loss_fn, refilled(), len(batches))
+    assert torch.equal(rows, collect_gradients(case.model, case.loss_fn, batches, len(batches)))
+
+
+@pytest.mark.parametrize("cycle", [False, True])
+@pytest.mark.parametrize("per_sample", [False, True])
+def test_a_generator_goes_on_where_the_last_call_stopped(per_sample, cycle):
+    case = mlp(12)
+    batches = batches_of(case, 2)
+    expected = collect_gradients(case.model, case.loss_fn, batches, len(batches))
+    generator = (batch for batch in batches)
+    options = {"per_sample": per_sample, "cycle": cycle}
+    each = 2 if per_sample else 1
+    collect_gradients(case.model, case.loss_fn, generator, 2 * each, **options)
+    rest = collect_gradients(case.model, case.loss_fn, generator, 4 * each, **options)
+    torch.testing.assert_close(rest.view(4, each, -1).mean(1), expected[2:])
+
+
+@pytest.fixture
+def advances(monkeypatch):
+    """How many rows progress was told of, time after time."""
+    counts = []
+
+    @contextmanager
+    def counting(total, done, progress):
+        yield counts.append
+
+    monkeypatch.setattr(collection, "row_progress", counting)
+    return counts
+
+
+def test_progress_after_every_row_that_takes_long(monkeypatch, advances):
+    monkeypatch.setattr(fillers, "SECONDS_AT_ONCE", float("inf"))
+    case = mlp(80)
+    at_once = collect_gradients(case.model, case.loss_fn, batches_of(case, 2), 40)
+    assert advances == [32, 8]
+    advances.clear()
+    monkeypatch.setattr(fillers, "SECONDS_AT_ONCE", 0.0)
+    assert torch.equal(collect_gradients(case.model, case.loss_fn, batches_of(case, 2), 40), at_once)
+    assert advances == [1] * 40
+
+
+@pytest.mark.parametrize("to_file", [False, True])
+def test_samples_one_by_one_come_in_the_same_chunks_in_every_run(advances, tmp_path, to_file):
+    case = mlp(40)
+    out = tmp_path / "rows" if to_file else None
+    collect_gradients(case.model, case.loss_fn, [case.batch], 40, per_sample=True, method="loop", out=out)
+    assert advances == [8, 16, 16]
+
+
+@pytest.mark.parametrize("per_sample", [False, True])
+def test_a_parameter_of_no_dimension(per_sample):
+    case = mlp(1)
+    case.model.register_parameter("scale", nn.Parameter(torch.tensor(2.0)))
+    case = case._replace(loss_fn=lambda m, b: m.scale * cross_entropy(m, b))
+    rows = collect_gradients(case.model, case.loss_fn, [case.batch], 1, per_sample=per_sample)
+    torch.testing.assert_close(rows, loop_rows(case.model, case.loss_fn, [case.batch]))
+
+
+def test_the_last_row_is_filled():
+    case = mlp(8)
+    assert (collect_gradients(case.model, case.loss_fn, batches_of(case, 2), 4).norm(dim=1) > 0).all()
+    assert (collect_gradients(case.model, case.loss_fn, [case.batch], 8, per_sample=True).norm(dim=1) > 0).all()
+
+
+def test_batches_as_dicts_and_tuples_and_tensors():
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    case = bert(4)
+    expected = loop_rows(case.model.eval(), case.loss_fn, [case.batch])
+    for batch in (case.batch, dict(case.batch)):
+        assert torch.equal(collect_gradients(case.model, model_loss, [batch], 1), expected)
+    tied = CASES["tied"]()
+    assert collect_gradients(tied.model, tied.loss_fn, [tied.batch], 1).shape == (1, 126)
+
+
+def test_chosen_parameters():
+    case = mlp()
+    every = collect_gradients(case.model, case.loss_fn, [case.batch], 1)
+    some = collect_gradients(case.model, case.loss_fn, [case.batch], 1, params="re:^2")
+    assert torch.equal(some, every[:, 42:])
+
+
+@pytest.mark.parametrize("per_sample", [False, True])
+def test_masked_rows_are_the_kept_columns(per_sample):
+    case = mlp()
+    keep = {"0.weight": torch.rand(7, 5) > 0.5, "2.bias": torch.tensor([True, False, True])}
+    count = 6 if per_sample else 1
+    every = collect_gradients(case.model, case.loss_fn, [case.batch], count, per_sample=per_sample)
+    columns = torch.cat(
+        [keep.get(name, torch.ones_like(p).bool()).flatten() for name, p in case.model.named_parameters()]
+    )
+    kept = collect_gradients(case.model, case.loss_fn, [case.batch], count, per_sample=per_sample, masks=keep)
+    assert torch.equal(kept, every[:, columns])
+
+
+def test_cycle_goes_through_the_batches_again():
+    case = mlp(6)
+    rows = collect_gradients(case.model, case.loss_fn, batches_of(case, 3), 5, cycle=True)
+    assert torch.equal(rows[[2, 3, 4]], rows[[0, 1, 0]])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "num_grads=9 rows were asked for and batches gave only 2 batches; .*cycle=True"),
+        ({"per_sample": True}, "num_grads=9 .* only 6 samples in 2 batches"),
+    ],
+)
+def test_too_few_batches(options, message):
+    case = mlp(6)
+    with pytest.raises(ValueError, match=message):
+        collect_gradients(case.model, case.loss_fn, batches_of(case, 3), 9, **options)
+
+
+@pytest.mark.parametrize(
+    ("batches", "options", "message"),
+    [
+        ([], {}, "batches is empty; at least one batch"),
+        ([], {"cycle": True}, "batches is empty; at least one batch"),
+        (iter([mlp().batch]), {"cycle": True}, "gave nothing after batch 0: an iterator runs out for good"),
+        ({"inputs": torch.zeros(2)}, {}, r"batches is one dict, .*pass \[batch\]"),
+    ],
+)
+def test_batches_that_are_none(batches, options, message):
+    case = mlp()
+    with pytest.raises(ValueError, match=message):
+        collect_gradients(case.model, case.loss_fn, batches, 3, **options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_grads": 0}, "num_grads must be a positive int, not 0"),
+        ({"num_grads": True}, "num_grads must be a positive int, not True"),
+        ({"fisher": "true"}, 'fisher must be "empirical" or "sampled"'),
+        ({"method": "fast"}, 'method must be "auto", "vmap" or "loop"'),
+        ({"chunk_size": 0}, "chunk_size must be a positive int or None"),
+        ({"dtype": torch.int8}, "rows are floating-point numbers, and dtype is torch.int8"),
+        ({"loss_fn": nn.CrossEntropyLoss()}, r"pass mfac.criterion_loss\(CrossEntropyLoss\(\)\)"),
+        ({"loss_fn": lambda m, b: m(b[0])}, r"a scalar tensor, it returned a tensor of shape \(6, 3\); reduce it"),
+        ({"loss_fn": lambda m, b: 1.0}, "a scalar tensor, it returned float"),
+        ({"loss_fn": lambda m, b: b[0].mean()}, "does not depend on any trainable parameter"),
+        ({"sample_fn": lambda m, b: b}, 'only fisher="sampled" does'),
+        ({"out": "x", "device": "cuda"}, "device='cuda' has no meaning; leave it out"),
+    ],
+)
+def test_arguments_that_do_not_fit(arguments, message):
+    case = mlp()
+    given = {"model": case.model, "loss_fn": case.loss_fn, "batches": [case.batch], "num_grads": 1} | arguments
+    with pytest.raises(ValueError, match=message):
+        collect_gradients(**given)
+
+
+def test_dropout_and_batch_norm_are_in_eval_mode():
+    case = cnn()
+    expected = loop_rows(case.model.eval(), case.loss_fn, [case.batch])
+    assert torch.equal(collect_gradients(case.model.train(), case.loss_fn, [case.batch], 1), expected)
+
+
+# What is not finite, and what does not fit.
+
+
+@pytest.mark.parametrize("per_sample", [False, True])
+def test_losses_that_are_not_finite_are_named(per_sample):
+    case = mlp(12)
+    batches = batches_of(case, 4)
+    batches[2][0][1] = torch.nan
+    where = "sample 1 of batch 2" if per_sample else "batch 2"
+    with pytest.raises(RuntimeError, match=rf"the loss \(nan\) of {where} is not finite"):
+        collect_gradients(case.model, case.loss_fn, batches, 12, per_sample=per_sample, cycle=True)
+
+
+def test_gradients_that_are_not_finite_are_named():
+    case = mlp(4)
+    case.model[0].bias.register_hook(lambda grad: grad * torch.inf)
+    with pytest.raises(RuntimeError, match="the gradient of batch 0 is not finite; the 0 rows before it are good"):
+        collect_gradients(case.model, case.loss_fn, [case.batch], 1)
+
+
+def test_a_row_that_overflows_its_dtype():
+    case = mlp(4)
+    with pytest.raises(RuntimeError, match=r"a dtype of wider range than torch.float16"):
+        collect_gradients(case.model, lambda m, b: 1e7 * cross_entropy(m, b), [case.batch], 1, dtype=torch.float16)
+
+
+def test_large_gradients_whose_sum_overflows_are_fine():
+    case = mlp(4)
+    rows = collect_gradients(case.model, lambda m, b: 3e38 * m(b[0]).mean(), [case.batch], 1)
+    assert torch.isfinite(rows).all()
+
+
+def test_memory_is_asked_for_before_anything_is_allocated(monkeypatch):
+    case = mlp()
+    monkeypatch.setattr(row_sinks, "available_memory", lambda device: 20 * 2**20)
+    message = (
+        r"100000 gradients of 66 numbers in torch.float32 need 25.2 MiB, and cpu has 20.0 MiB available; "
+        r"what would fit: num_grads=79437, dtype=torch.bfloat16 \(12.6 MiB\), out=.* on disk, .*accumulate_fisher"
+    )
+    with pytest.raises(MemoryError, match=message):
+        collect_gradients(case.model, case.loss_fn, [case.batch], 100000)
+
+
+# Blocks.
+
+
+@pytest.mark.parametrize("per_sample", [False, True])
+def test_blocks_are_those_of_the_rows(per_sample):
+    case = mlp(50)
+    options = {"per_sample": per_sample, "masks": {"0.weight": torch.rand(7, 5) > 0.5}, "cycle": True}
+    rows = collect_gradients(case.model, case.loss_fn, batches_of(case, 25), 70, **options)
+    blocks = accumulate_fisher(case.model, case.loss_fn, batches_of(case, 25), 70, 4, **options)
+    expected = FisherBlocks(rows.shape[1], 4, [rows.shape[1] - 31, 7, 21, 3])
+    expected.add(rows)
+    assert blocks.num_grads == 70
+    for sums, wanted in zip(blocks.sums, expected.sums, strict=True):
+        torch.testing.assert_close(sums, wanted)
+
+
+def test_operators_take_rows_files_and_blocks(tmp_path):
+    case = mlp(50)
+    rows = collect_gradients(case.model, case.loss_fn, [case.batch], 50, per_sample=True)
+    file = collect_gradients(case.model, case.loss_fn, [case.batch], 50, per_sample=True, out=tmp_path / "rows")
+    blocks = accumulate_fisher(case.model, case.loss_fn, [case.batch], 50, 8, per_sample=True)
+    x = torch.randn(66)
+    torch.testing.assert_close(StaticInverseFisher(file, 0.01) @ x, StaticInverseFisher(rows, 0.01) @ x)
+    blockwise = StaticInverseFisher(rows, 0.01, block_size=8, sizes=[35, 7, 21, 3])
+    torch.testing.assert_close(StaticInverseFisher(blocks, 0.01) @ x, blockwise @ x)
+
+
+def test_blocks_that_do_not_fit(monkeypatch):
+    case = mlp()
+    monkeypatch.setattr("mfac.gradients.collector.available_memory", lambda device: 10240)
+    with pytest.raises(MemoryError, match=r"blocks of 32 over 66 weights need .*; what would fit: block_size=26"):
+        accumulate_fisher(case.model, case.loss_fn, [case.batch], 1, 32)
+
+
+# The progress bar.
+
+
+def test_silent_unless_on_a_terminal(capfd):
+    case = mlp()
+    collect_gradients(case.model, case.loss_fn, [case.batch], 1)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_bar_where_it_is_asked_for(capfd):
+    case = mlp()
+    collect_gradients(case.model, case.loss_fn, [case.batch] * 3, 3, progress=True)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "3/3" in err
+
+
+def test_a_bar_on_a_terminal(capfd, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    case = mlp()
+    collect_gradients(case.model, case.loss_fn, [case.batch] * 3, 3, progress=False)
+    assert capfd.readouterr().err == ""
+    collect_gradients(case.model, case.loss_fn, [case.batch] * 3, 3)
+    assert "3/3" in capfd.readouterr().err
+
+
+def test_a_bar_without_rich(monkeypatch):
+    monkeypatch.setattr(progress_module.importlib.util, "find_spec", lambda name: None)
+    case = mlp()
+    with pytest.raises(ValueError, match=r"progress=True needs rich.*pip install 'torch-mfac\[progress\]'"):
+        collect_gradients(case.model, case.loss_fn, [case.batch], 1, progress=True)
+    assert collect_gradients(case.model, case.loss_fn, [case.batch], 1).shape == (1, 66)
+
+
+def test_ready_loss():
+    case = mlp()
+    rows = collect_gradients(case.model, criterion_loss(nn.CrossEntropyLoss()), [case.batch], 1)
+    assert torch.equal(rows, collect_gradients(case.model, case.loss_fn, [case.batch], 1))

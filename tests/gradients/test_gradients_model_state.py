@@ -1,0 +1,139 @@
+"""The model, its buffers and gradients, and every random state are left as they were found, whatever happens."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+import torch
+from models import cnn, cross_entropy, mlp
+from torch import nn
+
+from mfac.gradients import collect_gradients
+
+
+class Careless(nn.Module):
+    """Draws, counts, and lives in a mix of training modes."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = cnn().model
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        self.seen = x.shape
+        torch.rand(3), np.random.rand(), random.random()
+        return self.body(x)
+
+
+def snapshot(model):
+    return {
+        "flags": [module.training for module in model.modules()],
+        "grads": [None if p.grad is None else p.grad.clone() for p in model.parameters()],
+        "objects": [id(p.grad) for p in model.parameters()] + [id(b) for b in model.buffers()],
+        "buffers": [b.clone() for b in model.buffers()],
+        "random": [torch.get_rng_state(), random.random.__self__.getstate(), np.random.get_state()[1].tolist()],
+    }
+
+
+def equal(a, b):
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
+    return a == b
+
+
+def careless_model():
+    model = Careless().train()
+    model.body[1].eval()
+    model.body[0].weight.grad = torch.ones(4, 3, 3, 3)
+    return model
+
+
+@pytest.mark.parametrize("per_sample", [False, True])
+@pytest.mark.parametrize("failure", [None, ValueError, KeyboardInterrupt])
+def test_the_model_is_left_as_it_was_found(per_sample, failure):
+    model, batch = careless_model(), cnn().batch
+    before = snapshot(model)
+    calls = itertools.count()
+
+    def loss_fn(model, batch):
+        loss = cross_entropy(model, batch)
+        if failure is not None and next(calls) == 1:
+            raise failure("stop")
+        return loss
+
+    def collect():
+        collect_gradients(model, loss_fn, [batch] * 3, 3, per_sample=per_sample, method="loop")
+
+    if failure is None:
+        collect()
+    else:
+        with pytest.raises(failure, match="stop"):
+            collect()
+    after = snapshot(model)
+    assert all(equal(before[key], after[key]) for key in before)
+
+
+def test_a_replaced_buffer_is_put_back():
+    case = cnn()
+    buffer = case.model[1].running_mean
+
+    def loss_fn(model, batch):
+        model[1].running_mean = torch.zeros(4)
+        return cross_entropy(model, batch)
+
+    collect_gradients(case.model, loss_fn, [case.batch], 1)
+    assert case.model[1].running_mean is buffer
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("per_sample", [False, True])
+def test_called_where_gradients_are_off(context, per_sample):
+    case = mlp()
+    expected = collect_gradients(case.model, case.loss_fn, [case.batch], 1, per_sample=per_sample)
+    with context():
+        rows = collect_gradients(case.model, case.loss_fn, [case.batch], 1, per_sample=per_sample)
+    assert torch.equal(rows, expected)
+
+
+def outputs(model, batch):
+    return model(batch[0]) + torch.randn(3)
+
+
+def noisy(model, batch):
+    return cross_entropy(model, batch) * torch.rand(())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"per_sample": True}, {"fisher": "sampled", "output_fn": outputs}],
+    ids=["batches", "samples", "drawn labels"],
+)
+def test_batches_that_are_drawn_at_random_are_not_disturbed_by_the_rows(options):
+    case = mlp(4)
+    seen = []
+
+    def drawn():
+        while True:
+            seen.append(torch.randn(4, 5))
+            yield seen[-1], case.batch[1]
+
+    torch.manual_seed(3)
+    collect_gradients(case.model, noisy, drawn(), 20, **options)
+    torch.manual_seed(3)
+    assert len(seen) == (5 if "per_sample" in options else 20)
+    assert all(torch.equal(inputs, torch.randn(4, 5)) for inputs in seen)
+
+
+@pytest.mark.parametrize("per_sample", [False, True])
+def test_what_a_loss_draws_is_the_same_for_a_list_and_for_an_iterator(per_sample):
+    case = mlp(4)
+    before = torch.get_rng_state()
+    batches = 5 * [case.batch]
+    rows = collect_gradients(case.model, noisy, batches, 5, per_sample=per_sample)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(collect_gradients(case.model, noisy, iter(batches), 5, per_sample=per_sample), rows)
+    assert len(rows.unique(dim=0)) == 5

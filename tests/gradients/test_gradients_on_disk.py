@@ -1,0 +1,197 @@
+"""Rows on disk: the same as in memory, gone on with after any interruption, checked before that."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from interrupted_run import NUM_GRADS, collect
+from models import CASES, cross_entropy, mlp
+
+from mfac.gradient_file import HEADER_BYTES, GradientFile
+from mfac.gradients import collect_gradients
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "gradients.rows"
+
+
+class StopError(Exception):
+    pass
+
+
+def stopping(after):
+    """A loss that gives up at its n-th call."""
+    calls = iter(range(after))
+
+    def loss_fn(model, batch):
+        if next(calls, None) is None:
+            raise StopError
+        return cross_entropy(model, batch)
+
+    loss_fn.__qualname__ = cross_entropy.__qualname__
+    return loss_fn
+
+
+@pytest.mark.parametrize("per_sample", [False, True])
+def test_the_file_holds_the_rows(path, per_sample):
+    case = mlp(30)
+    rows = collect_gradients(case.model, case.loss_fn, [case.batch], 30, per_sample=per_sample, cycle=True)
+    file = collect_gradients(case.model, case.loss_fn, [case.batch], 30, per_sample=per_sample, cycle=True, out=path)
+    assert isinstance(file, GradientFile)
+    torch.testing.assert_close(file.read_rows(0, 30), rows)
+
+
+def test_rows_in_bfloat16_with_masks(path):
+    case = mlp()
+    keep = {"0.weight": torch.rand(7, 5) > 0.5}
+    options = {"per_sample": True, "masks": keep, "dtype": torch.bfloat16}
+    rows = collect_gradients(case.model, case.loss_fn, [case.batch], 6, **options)
+    file = collect_gradients(case.model, case.loss_fn, [case.batch], 6, out=path, **options)
+    assert file.dtype == torch.bfloat16
+    assert torch.equal(file.read_columns(0, file.dim), rows)
+
+
+@pytest.mark.parametrize("mode", ["batch", "sample"])
+@pytest.mark.parametrize("torn_rows", [0.5, 1, 6.3, 24, 29.9, 99])
+def test_a_run_that_lost_its_tail_goes_on_bit_for_bit(path, mode, torn_rows):
+    collect(str(path), mode)
+    whole = path.read_bytes()
+    row = (len(whole) - HEADER_BYTES) // NUM_GRADS
+    with open(path, "r+b") as file:
+        file.truncate(len(whole) - int(torn_rows * row))
+    collect(str(path), mode)
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize(("mode", "times"), [("batch", 2), ("sample", 5)])
+def test_killed_at_random_then_finished_bit_for_bit(path, tmp_path, mode, times):
+    collect(str(tmp_path / "whole"), mode)
+    whole = (tmp_path / "whole").read_bytes()
+    generator = random.Random(len(mode))
+    sizes = sorted(generator.uniform(0.02, 0.98) * len(whole) for _ in range(times))
+    script = Path(__file__).parents[1] / "support" / "interrupted_run.py"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(script.parent), *sys.path])}
+    for size in sizes:
+        process = subprocess.Popen([sys.executable, str(script), str(path), mode], env=environment)
+        while process.poll() is None and (not path.exists() or path.stat().st_size < size):
+            time.sleep(0)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    collect(str(path), mode)
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("per_sample", [False, True])
+def test_what_was_written_stays_when_the_loss_fails(path, per_sample):
+    case = mlp(12)
+    batches = [(x, y) for x, y in zip(case.batch[0].split(3), case.batch[1].split(3), strict=True)]
+    rows = 12 if per_sample else 4
+    options = {"per_sample": per_sample, "method": "loop", "chunk_size": 2}
+    with pytest.raises(StopError):
+        collect_gradients(case.model, stopping(3), batches, rows, out=path, **options)
+    assert 0 < GradientFile(path).rows < rows
+    file = collect_gradients(case.model, cross_entropy, batches, rows, out=path, **options)
+    assert torch.equal(file.read_rows(0, rows), collect_gradients(case.model, cross_entropy, batches, rows, **options))
+
+
+def test_rows_before_one_that_is_not_finite_stay(path):
+    case = mlp(12)
+    case.batch[0][10] = torch.inf
+    with pytest.raises(RuntimeError, match="sample 10 of batch 0 is not finite; the 10 rows before it are good"):
+        collect_gradients(case.model, case.loss_fn, [case.batch], 12, per_sample=True, out=path)
+    assert GradientFile(path).rows == 10
+
+
+def test_a_complete_file_is_not_touched(path):
+    case = mlp()
+    collect_gradients(case.model, case.loss_fn, [case.batch], 1, out=path)
+    file = collect_gradients(case.model, stopping(0), [case.batch], 1, out=path)
+    assert file.rows == 1
+
+
+def test_a_loss_that_draws_does_so_by_row(path):
+    def noisy(model, batch):
+        return cross_entropy(model, batch) * torch.rand(())
+
+    case = mlp()
+    collect_gradients(case.model, noisy, [case.batch] * 4, 4, out=path)
+    whole = path.read_bytes()
+    os.truncate(path, len(whole) - 66 * 4 * 2)
+    torch.manual_seed(99)
+    collect_gradients(case.model, noisy, [case.batch] * 4, 4, out=path)
+    assert path.read_bytes() == whole
+
+
+def changed_model(case):
+    with torch.no_grad():
+        case.model[0].bias[0] += 1
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (changed_model, "model"),
+        (lambda case: {"batches": [(case.batch[0] + 1, case.batch[1])]}, "batches"),
+        (lambda case: {"num_grads": 2, "cycle": True}, "num_grads"),
+        (lambda case: {"params": ["0.weight"]}, "dim .*params"),
+        (lambda case: {"masks": {"0.bias": torch.arange(7) > 2}}, "masks"),
+        (lambda case: {"dtype": torch.bfloat16}, "dtype"),
+        (lambda case: {"per_sample": True}, "per_sample"),
+        (lambda case: {"seed": 1}, "seed"),
+        (lambda case: {"loss_fn": stopping}, "loss_fn"),
+    ],
+)
+def test_a_file_made_with_something_else_is_refused(path, change, named):
+    case = mlp()
+    given = {"model": case.model, "loss_fn": case.loss_fn, "batches": [case.batch], "num_grads": 1, "out": path}
+    collect_gradients(**given)
+    with pytest.raises(ValueError, match=f"holds 1 rows made with something else: .*{named} .*; delete it or choose"):
+        collect_gradients(**(given | change(case)))
+
+
+def test_a_file_made_by_hand_is_refused(path):
+    GradientFile.create(path, 1, 66)
+    case = mlp()
+    with pytest.raises(ValueError, match="was not made by collect_gradients; choose another out="):
+        collect_gradients(case.model, case.loss_fn, [case.batch], 1, out=path)
+
+
+def test_a_directory_that_is_not_there(tmp_path):
+    case = mlp()
+    with pytest.raises(FileNotFoundError, match="out= needs a directory that exists"):
+        collect_gradients(case.model, case.loss_fn, [case.batch], 1, out=tmp_path / "nowhere" / "rows")
+
+
+def test_a_disk_that_is_too_full(path):
+    case = mlp()
+    with pytest.raises(OSError, match=r"rows take .* and the disk has .* left; collect fewer rows"):
+        collect_gradients(case.model, case.loss_fn, [case.batch], 10**13, out=path)
+
+
+def test_methods_other_than_the_first_choice_are_gone_on_with(path):
+    case = CASES["packed"](20)
+    with pytest.warns(UserWarning, match="one by one"):
+        collect_gradients(case.model, case.loss_fn, [case.batch], 20, per_sample=True, out=path)
+    whole = path.read_bytes()
+    os.truncate(path, len(whole) - 5000)
+    collect_gradients(case.model, case.loss_fn, [case.batch], 20, per_sample=True, out=path)
+    assert path.read_bytes() == whole
+
+
+def test_fewer_batches_than_the_file_has_rows(path):
+    case = mlp(12)
+    batches = list(zip(*(part.split(2) for part in case.batch), strict=True))
+    with pytest.raises(ValueError, match="batches gave only 6 batches"):
+        collect_gradients(case.model, case.loss_fn, batches, 9, out=path)
+    written = path.read_bytes()
+    with pytest.raises(ValueError, match="num_grads=9 rows were asked for and batches gave only 4 batches"):
+        collect_gradients(case.model, case.loss_fn, batches[:4], 9, out=path)
+    assert path.read_bytes() == written

@@ -1,0 +1,355 @@
+"""One row a sample: the mapped gradients against a loop of `backward()` calls, on models of every kind."""
+
+import warnings
+
+import pytest
+import torch
+from models import CASES, Case, bert, cross_entropy, mlp, recurrent, resnet20
+from torch import Tensor, nn
+
+from mfac.gradients import collect_gradients
+from mfac.gradients.batches import cut, num_samples
+from mfac.gradients.fillers import SampleFiller
+from mfac.gradients.losses import model_loss
+from mfac.gradients.row_products import RowProducts
+from mfac.gradients.weight_gradients import RowWriter
+
+
+def backward_rows(case: Case) -> Tensor:
+    """The obvious way, in eval mode: one `backward()` a sample."""
+    case.model.eval()
+    rows = []
+    for i in range(num_samples(case.batch, 0)):
+        case.model.zero_grad(set_to_none=True)
+        case.loss_fn(case.model, cut(case.batch, i, i + 1)).backward()
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in case.model.parameters() if p.requires_grad]
+        rows.append(torch.cat([grad.flatten() for grad in grads]))
+    case.model.zero_grad(set_to_none=True)
+    return torch.stack(rows)
+
+
+def collect(case: Case, **options) -> Tensor:
+    count = num_samples(case.batch, 0)
+    return collect_gradients(case.model, case.loss_fn, [case.batch], count, per_sample=True, **options)
+
+
+def assert_same_rows(rows: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-6 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("name", [name for name, build in CASES.items() if build().is_mapped])
+@pytest.mark.parametrize("chunk_size", [None, 4])
+def test_mapped_rows_are_those_of_backward(name, chunk_size):
+    case = CASES[name]()
+    assert_same_rows(collect(case, method="vmap", chunk_size=chunk_size), backward_rows(case))
+
+
+@pytest.mark.parametrize("name", [name for name, build in CASES.items() if build().is_mapped])
+def test_auto_and_loop_give_the_same_rows(name):
+    case = CASES[name]()
+    assert_same_rows(collect(case), collect(case, method="loop"))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_hugging_face_bert(padded):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    case = bert(padded=padded)
+    assert_same_rows(collect(case, method="vmap"), backward_rows(case))
+
+
+def test_hugging_face_gpt2():
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    torch.manual_seed(0)
+    special = {"bos_token_id": 0, "eos_token_id": 0}
+    config = transformers.GPT2Config(vocab_size=30, n_embd=16, n_layer=2, n_head=2, n_positions=8, **special)
+    tokens = torch.randint(30, (12, 6))
+    batch = {"input_ids": tokens, "labels": tokens, "attention_mask": torch.ones_like(tokens)}
+    case = Case(transformers.GPT2LMHeadModel(config), model_loss, batch)
+    assert_same_rows(collect(case, method="vmap"), backward_rows(case))
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+@pytest.mark.parametrize("has_biases", [True, False])
+def test_projected_recurrent_network(has_biases):
+    case = recurrent(nn.LSTM, 11, proj_size=3, bias=has_biases)
+    assert_same_rows(collect(case, method="vmap"), backward_rows(case))
+
+
+def test_recurrent_network_whose_weights_are_in_the_loss_too():
+    def decayed(model, batch):
+        return cross_entropy(model, batch) + (model.rnn.weight_hh_l0**2).sum() + (model.rnn.bias_ih_l0**2).sum()
+
+    case = CASES["lstm"]()._replace(loss_fn=decayed)
+    assert_same_rows(collect(case, method="vmap"), backward_rows(case))
+
+
+def test_packed_sequences_fall_back_with_one_warning():
+    case = CASES["packed"](20)
+    with pytest.warns(UserWarning, match="taken one by one, because vmap cannot map this model: .*") as caught:
+        rows = collect(case, chunk_size=4)
+    assert len(caught) == 1
+    torch.testing.assert_close(rows, backward_rows(case), rtol=0, atol=0)
+
+
+def test_method_vmap_says_what_cannot_be_mapped():
+    with pytest.raises(ValueError, match=r'method="vmap" cannot map this model: .*; use method="auto"'):
+        collect(CASES["packed"](), method="vmap")
+
+
+def test_loss_that_differentiates_by_itself_falls_back():
+    def penalised(model, batch):
+        inputs = batch[0].clone().requires_grad_()
+        loss = cross_entropy(model, (inputs, batch[1]))
+        return loss + torch.autograd.grad(loss, inputs, create_graph=True)[0].square().sum()
+
+    case = mlp()._replace(loss_fn=penalised)
+    with pytest.warns(UserWarning, match="taken one by one"):
+        rows = collect(case)
+    assert_same_rows(rows, backward_rows(case))
+
+
+def test_layers_whose_outputs_are_changed_in_place():
+    class Changing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.mix = nn.Embedding(9, 4), nn.Linear(4, 4)
+            self.convolve, self.rnn = nn.Conv1d(4, 5, 3, padding=1), nn.GRU(5, 3, batch_first=True)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            hidden = self.embed(tokens)
+            hidden *= 2
+            hidden = self.convolve(self.mix(hidden).tanh_().transpose(1, 2)).sigmoid_().transpose(1, 2)
+            outputs = self.rnn(hidden)[0]
+            outputs += 1
+            return outputs[:, -1]
+
+    torch.manual_seed(0)
+    case = Case(Changing(), cross_entropy, (torch.randint(9, (6, 5)), torch.randint(3, (6,))))
+    assert_same_rows(collect(case, method="vmap"), backward_rows(case))
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@pytest.mark.parametrize("what", ["matrix", "vector", "module", "whole model"])
+def test_backward_hooks_fall_back(what):
+    case = mlp()
+    if what == "matrix":
+        case.model[0].weight.register_hook(lambda grad: grad * 2)
+    elif what == "vector":
+        case.model[2].bias.register_hook(lambda grad: grad * 2)
+    elif what == "module":
+        case.model[1].register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * 2,))
+    else:
+        case.model.register_full_backward_pre_hook(lambda module, outputs: (outputs[0] * 2,))
+    name = {"matrix": "0.weight", "vector": "2.bias", "module": "the module 1", "whole model": "the model"}[what]
+    with pytest.warns(UserWarning, match=f"cannot map this model: {name} has a backward hook"):
+        rows = collect(case)
+    assert_same_rows(rows, backward_rows(case))
+
+
+class Holding(nn.Module):
+    """Uses its parameters through a list, where no copies of them can be put."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(5, 3)), nn.Parameter(torch.randn(3))
+        self.held = [self.weight, self.bias]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x @ self.held[0] + self.held[1])
+
+
+def test_parameters_that_are_held_in_a_list_fall_back():
+    case = mlp()._replace(model=Holding())
+    with pytest.warns(UserWarning, match="weight is used by another reference than the module's own"):
+        rows = collect(case)
+    assert_same_rows(rows, backward_rows(case))
+
+
+def test_a_loss_that_uses_the_model_of_its_closure_falls_back():
+    case = mlp()
+    scale = nn.Parameter(torch.ones(3))
+    case.model.register_parameter("scale", scale)
+    case = case._replace(loss_fn=lambda m, b: nn.functional.cross_entropy(m(b[0]) * scale, b[1]))
+    with pytest.warns(UserWarning, match="scale is used by another reference"):
+        rows = collect(case)
+    assert_same_rows(rows, backward_rows(case))
+
+
+def test_an_error_of_the_loss_itself_is_the_one_that_is_raised():
+    def broken(model, batch):
+        raise KeyError("no such thing in the batch")
+
+    with pytest.raises(KeyError, match="no such thing"):
+        collect(mlp()._replace(loss_fn=broken))
+
+
+def test_rows_do_not_depend_on_how_batches_are_cut_up_to_rounding():
+    model, loss_fn, (inputs, targets), _ = mlp(40)
+    whole = collect_gradients(model, loss_fn, [(inputs, targets)], 40, per_sample=True)
+    parts = zip(inputs.split(7), targets.split(7), strict=True)
+    assert_same_rows(collect_gradients(model, loss_fn, parts, 40, per_sample=True), whole)
+
+
+def test_mapping_is_bit_for_bit_repeatable():
+    case = CASES["transformer"](12)
+    first, second = (collect(case, method="vmap") for _ in range(2))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "chunk_size", "lengths"),
+    [
+        ([200], None, [8, 32, 32]),
+        ([200], 40, [40, 40, 40]),
+        ([16, 16, 16, 16], None, [8, 8, 16, 16]),
+        ([10, 10, 10, 10], None, [8, 2, 10, 10]),
+        ([8, 3, 4, 5, 6, 7, 9], None, [8, 3, 4, 5, 6, 7]),
+    ],
+)
+def test_methods_are_timed_on_a_chunk_whose_length_has_come_before(sizes, chunk_size, lengths, monkeypatch):
+    filled, timed = [], []
+    fill, decide = SampleFiller.fill, SampleFiller._decide
+
+    def filling(self, batch, out, *rest):
+        filled.append(len(out))
+        return fill(self, batch, out, *rest)
+
+    def deciding(self, *arguments):
+        timed.append(list(filled))
+        decide(self, *arguments)
+
+    monkeypatch.setattr(SampleFiller, "fill", filling)
+    monkeypatch.setattr(SampleFiller, "_decide", deciding)
+    case = CASES["cnn"](sum(sizes))
+    batches = list(zip(*(part.split(sizes) for part in case.batch), strict=True))
+    options = {"per_sample": True, "chunk_size": chunk_size}
+    rows = collect_gradients(case.model, case.loss_fn, batches, sum(sizes), **options)
+    assert timed == [lengths]
+    assert_same_rows(rows, collect(case, method="loop"))
+
+
+def test_tokens_that_repeat_are_added_in_their_order():
+    """By two threads, whose samples meet in the middle of one: an addition that does not keep the order shows here."""
+    torch.manual_seed(0)
+    tokens, gradients = torch.randint(3, (7, 64)), torch.randn(7, 64, 128)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        results = [rows_of_tokens(tokens, gradients) for _ in range(300)]
+    finally:
+        torch.set_num_threads(threads)
+    expected = torch.zeros(7, 3, 128)
+    for sample in range(7):
+        for token, gradient in zip(tokens[sample], gradients[sample], strict=True):
+            expected[sample, token] += gradient
+    assert all(torch.equal(rows, expected.flatten(1)) for rows in results)
+
+
+def test_steps_of_a_recurrent_layer_are_added_in_one_product(monkeypatch):
+    products = []
+    add = RowWriter.add_product
+    monkeypatch.setattr(
+        RowWriter, "add_product", lambda self, parameter, A, B: (products.append(A.shape), add(self, parameter, A, B))
+    )
+    collect(CASES["cells"](), method="vmap")
+    assert sorted(products) == sorted([(5, 6, 20)] * 2 + [(5, 6, 15)] * 2 + [(5, 6, 5)] * 4 + [(5, 1, 3)])
+
+
+def rows_of_tokens(tokens: Tensor, gradients: Tensor) -> Tensor:
+    rows = torch.zeros(7, 3 * 128)
+    writer = RowWriter(rows, {0: slice(0, 3 * 128)}, True, RowProducts())
+    writer.open = True
+    writer.add_at(0, tokens, gradients)
+    return rows
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_rows_in_another_dtype(dtype):
+    case = mlp()
+    rows = collect(case, dtype=dtype)
+    assert rows.dtype == dtype
+    assert torch.equal(rows, collect(case).to(dtype))
+
+
+def test_autocast():
+    case = CASES["embedding"]()
+    with torch.autocast("cpu", torch.bfloat16):
+        rows = collect(case, method="vmap")
+        torch.testing.assert_close(rows, backward_rows(case), rtol=0.1, atol=0.02)
+
+
+def test_the_gradient_of_a_batch_is_the_mean_of_its_samples():
+    case = CASES["cnn"]()
+    batch_row = collect_gradients(case.model, case.loss_fn, [case.batch], 1)
+    assert_same_rows(collect(case).mean(0, keepdim=True), batch_row)
+
+
+def test_sparse_embeddings():
+    case = mlp()
+    model = nn.Sequential(nn.Embedding(10, 5, sparse=True), nn.Flatten(), nn.Linear(15, 3))
+    batch = (torch.randint(10, (6, 3)), case.batch[1])
+    assert_same_rows(
+        collect(Case(model, cross_entropy, batch)), collect(Case(model, cross_entropy, batch), method="loop")
+    )
+
+
+class Tied(nn.Module):
+    """Reads tokens and scores classes with the same matrix, so that its rows are copied for each sample."""
+
+    def __init__(self, **options) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(10, 4, **options)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.tokens(tokens).mean(1) @ self.tokens.weight[:3].t()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"padding_idx": 3}, {"padding_idx": -2}, {"scale_grad_by_freq": True},
+     {"padding_idx": 8, "scale_grad_by_freq": True}],
+)  # fmt: skip
+def test_the_padding_entry_of_every_sample_has_no_gradient(options):
+    torch.manual_seed(0)
+    tokens = torch.randint(10, (6, 5))
+    tokens[:, :2] = torch.tensor([3, 8])
+    for model in (Tied(**options), nn.Sequential(nn.Embedding(10, 4, **options), nn.Flatten(), nn.Linear(20, 3))):
+        case = Case(model, cross_entropy, (tokens, torch.randint(3, (6,))))
+        assert_same_rows(collect(case, method="vmap"), backward_rows(case))
+
+
+def test_a_loss_with_a_generator_of_its_own_falls_back():
+    """Each sample is multiplied by the same draw; mapped, each would have had its own."""
+
+    def loss(model: nn.Module, batch) -> Tensor:
+        factors = torch.rand(5, generator=torch.Generator().manual_seed(1))
+        return nn.functional.cross_entropy(model(batch[0] * factors), batch[1])
+
+    case = mlp()._replace(loss_fn=loss)
+    with pytest.warns(UserWarning, match="rand draws from a generator of its own"):
+        rows = collect(case)
+    assert_same_rows(rows, backward_rows(case))
+
+
+def test_chunks_of_one_and_no_warning_at_all():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        case = CASES["packed"]()
+        assert collect(case, chunk_size=1).shape[0] == 5
+
+
+def test_resnet20_has_the_size_of_the_paper():
+    assert sum(p.numel() for p in resnet20().parameters()) == pytest.approx(272474, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ((torch.zeros(4, 5), torch.zeros(3)), r"batch 0 has leading dimensions \[3, 4\]"),
+        ({"text": "hello"}, "batch 0 has no tensor in a dict"),
+        ((torch.zeros(2, 5), ["a", "b"]), "batch 0 holds a list of 2 other things"),
+    ],
+)
+def test_batches_that_cannot_be_cut(batch, message):
+    with pytest.raises(ValueError, match=message):
+        collect_gradients(mlp().model, cross_entropy, [batch], 2, per_sample=True)

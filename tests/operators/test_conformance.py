@@ -1,0 +1,164 @@
+"""One suite that every operator passes: exact against dense matrices in longdouble, whatever the rows."""
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from cases import DAMPINGS, OPERATORS, ROWS, mixed
+
+import mfac
+
+operators = pytest.mark.parametrize("build", OPERATORS.values(), ids=OPERATORS.keys())
+
+
+@pytest.fixture(params=OPERATORS.values(), ids=OPERATORS.keys())
+def built(request, tmp_path):
+    return request.param(mixed(12, 40), 1e-2, tmp_path)
+
+
+def truth(built, damping=None):
+    return oracle.inverse(oracle.fisher(built.rows, damping or built.op.damping, built.weights, built.blocks))
+
+
+def bound(built):
+    weight = 1 if built.weights is None else max(1.0, float(built.weights.max()) * len(built.rows))
+    return oracle.tolerance(built.rows * weight**0.5, built.op.damping, built.op.dtype)
+
+
+@operators
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS.keys())
+@pytest.mark.parametrize("damping", DAMPINGS)
+def test_equals_dense(build, rows, damping, tmp_path):
+    before = rows.clone()
+    built = build(rows, damping, tmp_path)
+    op, (dense, logdet) = built.op, truth(built, damping)
+    d, limit = rows.shape[1], bound(built)
+
+    x = torch.randn(d, 3, dtype=op.dtype)
+    spanned = rows.to(op.dtype).T @ torch.randn(len(rows), dtype=op.dtype)
+    assert oracle.error(op @ x, dense @ oracle.wide(x)) < limit
+    assert oracle.error(op @ x[:, 0], dense @ oracle.wide(x[:, 0])) < limit
+    if spanned.any():
+        assert oracle.error(op @ spanned, dense @ oracle.wide(spanned)) < limit
+
+    diagonal = op.diagonal()
+    assert oracle.worst(diagonal, np.diag(dense)) < limit
+    fisher = np.diag(oracle.fisher(built.rows, damping, built.weights, built.blocks))
+    assert (oracle.wide(diagonal) >= 1 / fisher * (1 - 1e-6)).all()
+    assert (diagonal <= torch.tensor(1 / damping, dtype=op.dtype)).all()
+
+    i, j = torch.meshgrid(torch.arange(d), torch.arange(d), indexing="ij")
+    assert oracle.error(op[i, j], dense) < limit
+    assert abs(float(op.logdet()) - logdet) <= 1e-9 * abs(logdet) + 1e-4
+
+    forms = op.quadratic_form(x)
+    assert oracle.worst(forms, (oracle.wide(x) * (dense @ oracle.wide(x))).sum(0)) < limit
+    assert (forms >= 0).all()
+    assert torch.equal(rows, before)
+
+
+def test_symmetric_and_positive(built):
+    x, y = torch.randn(2, 40)
+    assert torch.allclose(x @ (built.op @ y), y @ (built.op @ x), rtol=1e-4, atol=1e-3)
+    assert torch.linalg.eigvalsh(built.op.to_dense().double()).min() > 0
+
+
+def test_to_dense_is_the_inverse(built):
+    dense, _ = truth(built)
+    assert oracle.error(built.op.to_dense(), dense) < 1e-5
+
+
+def test_elements_take_every_form_of_index(built):
+    dense = built.op.to_dense()
+    i, j = torch.randint(0, 40, (2, 3, 5))
+    assert torch.allclose(built.op[i, j], dense[i, j], atol=1e-4)
+    assert built.op[i, j].shape == (3, 5)
+    assert built.op[2, 3].shape == ()
+    assert torch.allclose(built.op[-1, -2], dense[-1, -2], atol=1e-4)
+    assert built.op[torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)].shape == (0,)
+
+
+def test_keeps_dtype_device_and_arguments(built):
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        x = torch.randn(40, 2).to(dtype)
+        before = x.clone()
+        for answer in (built.op @ x, built.op @ x[:, 0], built.op.quadratic_form(x)):
+            assert (answer.dtype, answer.device) == (dtype, x.device)
+        assert torch.equal(x, before)
+    assert built.op.shape == (40, 40)
+    assert built.op.dtype == built.op.diagonal().dtype == built.op[0, 0].dtype == torch.float32
+    assert built.op.device == torch.device("cpu")
+
+
+def test_float64_vectors_get_float64_answers(built):
+    dense, _ = truth(built)
+    x = torch.randn(40, dtype=torch.float64)
+    assert oracle.error(built.op @ x, dense @ oracle.wide(x)) < 1e-6
+
+
+@pytest.mark.parametrize("damping", [1e-6, 1e-3, 3.0])
+def test_damping_can_be_changed(built, damping):
+    if damping < 1e-4 and getattr(built.op, "_parts", None) and getattr(built.op._parts[0], "_whitened", False):
+        with pytest.raises(ValueError, match="build the operator anew with overwrite=False"):
+            built.op.damping = damping
+        damping = 1e-2
+    else:
+        built.op.damping = damping
+    dense, logdet = truth(built, damping)
+    x = torch.randn(40)
+    assert built.op.damping == damping
+    assert oracle.error(built.op @ x, dense @ oracle.wide(x)) < 1e-4
+    assert oracle.worst(built.op.diagonal(), np.diag(dense)) < 1e-4
+    assert float(built.op.logdet()) == pytest.approx(float(logdet))
+
+
+@operators
+def test_huge_damping_leaves_x_over_damping(build, tmp_path):
+    op = build(mixed(12, 40), 1e8, tmp_path).op
+    x = torch.randn(40)
+    assert torch.allclose(op @ x, x / 1e8, rtol=1e-6, atol=0)
+
+
+@operators
+def test_row_order_does_not_matter(build, tmp_path):
+    if build is OPERATORS["weighted"]:
+        pytest.skip("the weights belong to the rows")
+    if build is OPERATORS["dynamic, top-k rows"]:
+        pytest.skip("what one row leaves out is given to the next")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    rows, x = mixed(12, 40), torch.randn(40)
+    one = build(rows, 1e-2, tmp_path / "a").op @ x
+    other = build(rows.flip(0), 1e-2, tmp_path / "b").op @ x
+    assert torch.allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_one_block_is_the_full_matrix_and_one_page_is_many():
+    rows, x = mixed(12, 40), torch.randn(40)
+    expected = mfac.StaticInverseFisher(rows, 1e-2) @ x
+    for options in ({"block_size": 40}, {"block_size": 99}, {"page_size": 1}, {"page_size": 13}, {"page_size": 99}):
+        assert torch.allclose(mfac.StaticInverseFisher(rows, 1e-2, **options) @ x, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_row_weights_of_one_over_m_are_the_default():
+    rows, x = mixed(12, 40), torch.randn(40)
+    weights = torch.full((12,), 1 / 12)
+    expected = mfac.StaticInverseFisher(rows, 1e-2) @ x
+    assert torch.allclose(mfac.StaticInverseFisher(rows, 1e-2, row_weights=weights) @ x, expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("block_size", [7, 15])
+def test_row_weights_in_blocks(block_size):
+    rows, weights = mixed(12, 40), torch.rand(12)
+    op = mfac.StaticInverseFisher(rows, 1e-2, row_weights=weights, block_size=block_size)
+    blocks = [(i, min(i + block_size, 40)) for i in range(0, 40, block_size)]
+    dense, _ = oracle.inverse(oracle.fisher(rows, 1e-2, weights, blocks))
+    assert oracle.error(op.to_dense(), dense) < 1e-5
+
+
+def test_m_updates_equal_the_static_operator():
+    rows, x = mixed(12, 40), torch.randn(40)
+    op = mfac.DynamicInverseFisher(12, 40, 1e-2)
+    for row in rows:
+        op.update(row)
+    assert torch.allclose(op @ x, mfac.StaticInverseFisher(rows, 1e-2) @ x, rtol=1e-5, atol=1e-5)

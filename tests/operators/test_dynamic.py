@@ -1,0 +1,231 @@
+"""The sliding window: its order, its drift, its state, and what it refuses."""
+
+import copy
+import io
+
+import oracle
+import pytest
+import torch
+from cases import mixed, repeating
+
+import mfac
+from mfac import sliding
+from mfac.sliding import SlidingInverse
+
+
+def window(m=8, d=30, damping=1e-2, **options):
+    return mfac.DynamicInverseFisher(m, d, damping, **options)
+
+
+def fill(op, rows):
+    for row in rows:
+        op.update(row)
+    return op
+
+
+def test_empty_is_x_over_damping():
+    op, x = window(), torch.randn(30)
+    assert torch.allclose(op @ x, x / 1e-2)
+    assert torch.allclose(op.diagonal(), torch.full((30,), 100.0))
+    assert float(op.logdet()) == pytest.approx(-30 * torch.tensor(1e-2).log().item())
+    assert float(op[1, 1]) == pytest.approx(100)
+    assert float(op[1, 2]) == 0
+    assert torch.allclose(op.quadratic_form(x), x @ x * 100)
+    assert (op.num_seen, op.num_grads) == (0, 8)
+
+
+def test_the_oldest_row_leaves_first():
+    rows, x = mixed(13, 30), torch.randn(30)
+    op = fill(window(), rows)
+    assert op.num_seen == 8
+    assert torch.allclose(op @ x, mfac.StaticInverseFisher(rows[5:], 1e-2) @ x, rtol=1e-4, atol=1e-4)
+
+
+def test_replace_does_not_change_the_order_of_updates():
+    rows, x = mixed(9, 30), torch.randn(30)
+    op = fill(window(), rows[:8])
+    op.replace(0, rows[8])
+    op.update(rows[0])  # takes the place of row 0, the oldest update, again
+    assert torch.allclose(op @ x, mfac.StaticInverseFisher(rows[:8], 1e-2) @ x, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("normalize", "divisor"), [("seen", 3), ("full", 8)])
+def test_a_window_that_fills_divides_by_what_it_says(normalize, divisor):
+    rows, x = mixed(3, 30), torch.randn(30)
+    op = fill(window(normalize=normalize), rows)
+    weights = torch.full((3,), 1 / divisor)
+    expected = mfac.StaticInverseFisher(rows, 1e-2, row_weights=weights) @ x
+    assert torch.allclose(op @ x, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_as_good_as_a_fresh_cholesky_after_100_000_updates():
+    """Rows of changing scale and direction; the m x m part alone, where all the drift is."""
+    m, shift = 8, 1e-3
+    G = torch.randn(m, 20, dtype=torch.float64)
+    inverse = SlidingInverse(m, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(3)
+    refreshes = 0
+    for t in range(100_000):
+        k = t % m
+        if t % 1000 < m:  # now and then a lap of rows that are far larger or smaller, or nearly repeat one another
+            G[k] = G[(k + 1) % m] * 10.0 ** ((t // 1000) % 5 - 2)
+        G[k] += 0.3 * torch.randn(20, dtype=torch.float64, generator=generator)
+        G[k] *= 1 / max(1.0, float(G[k].norm()) / 100)
+        inverse.commit(*inverse.stage(k, G[: max(inverse.size, k + 1)] @ G[k], shift)[1:])
+        if inverse.inverse is None:
+            refreshes += 1
+            inverse.settle()
+        if (t % 9_973 == 0 and t >= m) or t == 99_999:
+            S = shift * torch.eye(m, dtype=torch.float64) + G @ G.T
+            exact, _ = oracle.inverse(oracle.wide(S))
+            fresh = torch.cholesky_inverse(torch.linalg.cholesky(S))[:, k]
+            limit = max(10 * oracle.error(fresh, exact[:, k]), 1e-11)
+            assert oracle.error(inverse.column(k), exact[:, k]) < limit
+            b = torch.randn(m, dtype=torch.float64, generator=generator)
+            assert oracle.error(inverse.solve(b), exact @ oracle.wide(b)) < max(limit, 1e-9)
+    assert refreshes < 0.05 * 100_000  # so the updates were updates
+
+
+def test_drift_is_noticed_and_repaired():
+    rows = mixed(20, 30, dtype=torch.float64)
+    op = fill(window(dtype=torch.float64), rows[:8])
+    op.update_and_apply(rows[8])
+    op._inverse._P += 1e-3 * torch.randn(8, 8, dtype=torch.float64)  # as if rounding had piled up
+    op.update(rows[9])
+    assert op._inverse.inverse is None
+    step = op.update_and_apply(rows[10])
+    exact = mfac.StaticInverseFisher(rows[3:11], 1e-2) @ rows[10]
+    assert torch.allclose(step, exact, rtol=1e-9)
+
+
+def test_the_inverse_is_made_anew_after_m_updates():
+    op = fill(window(4, 10, dtype=torch.float64), mixed(4, 10, dtype=torch.float64))
+    made = 0
+    for row in mixed(3 * sliding.LEAST_REFRESH, 10, dtype=torch.float64, seed=1):
+        op.update(row)
+        made += op._inverse.inverse is None
+        op @ row
+    assert made == 3  # at the first update, and LEAST_REFRESH and twice that many later
+
+
+@pytest.mark.parametrize("after", [3, 8, 21])
+@pytest.mark.parametrize("rows", [mixed(60, 30), repeating(60, 30)], ids=["mixed", "repeating"])
+def test_saved_and_loaded_goes_on_bit_for_bit(after, rows):
+    op = window()
+    for row in rows[:after]:
+        op.update_and_apply(row)
+    buffer = io.BytesIO()
+    torch.save(op.state_dict(), buffer)
+    buffer.seek(0)
+    other = window(damping=99.0)
+    other.load_state_dict(torch.load(buffer, weights_only=True))
+    for row in rows[after:]:
+        assert torch.equal(op.update_and_apply(row), other.update_and_apply(row))
+    assert torch.equal(op @ rows[0], other @ rows[0])
+    assert other.damping == op.damping
+
+
+def test_loading_into_another_storage_converts_the_rows():
+    rows, x = mixed(8, 30), torch.randn(30)
+    state = copy.deepcopy(fill(window(), rows).state_dict())
+    op = window(window=torch.bfloat16)
+    op.load_state_dict(state)
+    exact = mfac.StaticInverseFisher(rows.bfloat16(), 1e-2) @ x
+    assert torch.allclose(op @ x, exact, rtol=1e-4, atol=1e-4)
+
+
+def test_a_state_whose_rows_went_on_is_refused():
+    rows = mixed(12, 30) * torch.linspace(1, 2, 12)[:, None]
+    op = fill(window(), rows[:8])
+    state = op.state_dict()
+    fill(op, rows[8:])
+    with pytest.raises(ValueError, match="deep-copy it, before going on"):
+        window().load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"m": 9}, "saved with num_grads=8, this window has num_grads=9"),
+        ({"d": 31}, "saved with dim=30"),
+        ({"normalize": "full"}, "saved with normalize='seen'"),
+    ],
+)
+def test_a_state_of_another_window_is_refused(options, message):
+    state = fill(window(), mixed(8, 30)).state_dict()
+    with pytest.raises(ValueError, match=message):
+        window(**options).load_state_dict(state)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("filled", [0, 3, 8, 20])
+def test_a_gradient_that_is_not_finite_changes_nothing(bad, filled):
+    op, other = (fill(window(), mixed(20, 30)[:filled]) for _ in range(2))
+    g = torch.ones(30)
+    g[7] = bad
+    for call in (op.update, op.update_and_apply):
+        with pytest.raises(RuntimeError, match=r"not finite.*the window is as it was"):
+            call(g)
+    assert op.num_seen == other.num_seen
+    for row in mixed(20, 30, seed=4):
+        assert torch.equal(op.update_and_apply(row), other.update_and_apply(row))
+
+
+def test_a_gradient_that_overflows_its_storage_is_refused():
+    op = window(window=torch.float16)
+    with pytest.raises(RuntimeError, match=r"squared norm in torch.float16 is inf"):
+        op.update(torch.full((30,), 1e6))
+    assert op.num_seen == 0
+
+
+@pytest.mark.parametrize(
+    ("g", "message"),
+    [
+        (torch.ones(29), r"must be \[30\], not \[29\]"),
+        (torch.ones(30, 1), r"must be \[30\], not \[30, 1\]"),
+        (torch.ones(30, dtype=torch.int64), "floating-point tensor, not torch.int64"),
+        (torch.ones(30, device="meta"), "the gradient is on meta, the window on cpu"),
+    ],
+)
+def test_gradients_of_the_wrong_kind_are_refused(g, message):
+    with pytest.raises(ValueError, match=message):
+        window().update(g)
+
+
+@pytest.mark.parametrize("k", [-1, 3, 8])
+def test_there_must_be_a_row_to_replace(k):
+    op = fill(window(), mixed(3, 30))
+    with pytest.raises(IndexError, match=f"no row {k} to be replaced: the window holds 3"):
+        op.replace(k, torch.ones(30))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"m": 0}, "num_grads must be a positive int, not 0"),
+        ({"m": 2.0}, "num_grads must be a positive int, not 2.0"),
+        ({"d": -1}, "dim must be a positive int, not -1"),
+        ({"normalize": "no"}, "normalize must be 'seen', 'full' or 'sum', not 'no'"),
+        ({"window": torch.int32}, "rows can be stored in .*, not torch.int32"),
+        ({"precision": "double"}, "precision must be one of 'auto', 'float32', 'float64', not 'double'"),
+        ({"damping": 0}, "damping must be positive and finite, not 0.0"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        window(**arguments)
+
+
+def test_a_window_larger_than_the_memory_is_refused_with_what_would_fit():
+    with pytest.raises(MemoryError, match=r"needs \d+\.\d GiB on cpu.*num_grads=\d+ would fit, or \d+ .*bfloat16"):
+        window(m=1000, d=10**12)
+
+
+def test_a_damping_that_fails_leaves_the_old_one():
+    rows, x = torch.full((8, 30), 1e3, dtype=torch.float64), torch.randn(30, dtype=torch.float64)
+    op = fill(window(dtype=torch.float64), rows)
+    before = op @ x
+    with pytest.raises(torch.linalg.LinAlgError, match="not positive definite"):
+        op.damping = 1e-300
+    assert op.damping == 1e-2
+    assert torch.allclose(op @ x, before)

@@ -1,0 +1,111 @@
+import pytest
+import torch
+from models import CASES, mlp
+from torch import nn
+
+from mfac.layout import ParameterLayout
+
+
+def test_default_is_every_trainable_parameter_in_order():
+    model = CASES["frozen_backbone"]().model
+    layout = ParameterLayout(model)
+    assert layout.names == ("7.weight", "7.bias")
+    assert layout.sizes == (72, 3)
+    assert layout.dim == layout.full_dim == 75
+
+
+def test_tied_weights_are_there_once_and_answer_to_both_names():
+    model = CASES["tied"]().model
+    assert "head.weight" not in ParameterLayout(model).names
+    assert ParameterLayout(model, "head.weight").names == ("embed.weight",)
+
+
+@pytest.mark.parametrize("params", ["2.weight", ["re:^2.*weight"], "re:2.w", ("2.weight", "re:2.weight")])
+def test_names_and_patterns(params):
+    assert ParameterLayout(mlp().model, params).names == ("2.weight",)
+
+
+def test_tensors_come_in_the_models_order():
+    model = mlp().model
+    layout = ParameterLayout(model, [model[2].bias, model[0].weight])
+    assert layout.names == ("0.weight", "2.bias")
+    assert ParameterLayout(model, model.parameters()).dim == 66
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ("0.wieght", "'0.wieght' matches no parameter of the model; did you mean '0.weight'"),
+        ("re:conv", "the pattern 're:conv' matches no parameter of the model; it has 0.weight, 0.bias"),
+        (torch.zeros(2), r"a tensor of shape \(2,\) matches no parameter"),
+        ("0.bias", r"'0.bias' matches only frozen parameters; call requires_grad_\(True\) on 0.bias"),
+        ([], "params is empty; name at least one"),
+    ],
+)
+def test_parameters_that_are_not_there(params, message):
+    model = mlp().model
+    model[0].bias.requires_grad_(False)
+    with pytest.raises(ValueError, match=message):
+        ParameterLayout(model, params)
+
+
+def test_a_model_without_trainable_parameters():
+    with pytest.raises(ValueError, match="no trainable parameter; call requires_grad_"):
+        ParameterLayout(nn.ReLU())
+
+
+def test_flatten_and_unflatten_are_inverse():
+    model = mlp().model
+    layout = ParameterLayout(model)
+    row = torch.empty(layout.dim)
+    layout.flatten(list(model.parameters()), row)
+    for name, value in layout.unflatten(row).items():
+        assert torch.equal(value, model.get_parameter(name))
+
+
+def test_masks_keep_only_the_chosen_coordinates():
+    model = mlp().model
+    keep = torch.rand(3, 7) > 0.5
+    layout = ParameterLayout(model, ["0.bias", "2.weight"], {"2.weight": keep, "0.weight": torch.zeros(7, 5).bool()})
+    assert layout.dim == 7 + keep.sum()
+    row, rows = torch.empty(layout.dim), torch.empty(2, layout.dim)
+    layout.flatten([None, model[2].weight], row)
+    assert torch.equal(row, torch.cat([torch.zeros(7), model[2].weight[keep]]))
+    layout.compress(torch.cat([torch.zeros(7), model[2].weight.flatten()]).expand(2, -1), rows)
+    assert torch.equal(rows, row.expand(2, -1))
+    assert torch.equal(layout.unflatten(row)["2.weight"], model[2].weight * keep)
+
+
+def test_masks_by_parameter_and_masks_that_keep_everything():
+    model = mlp().model
+    layout = ParameterLayout(model, masks={model[0].weight: torch.ones(7, 5, dtype=torch.bool)})
+    assert not layout.masked
+    assert layout.dim == 66
+
+
+@pytest.mark.parametrize(
+    ("masks", "message"),
+    [
+        ({"nothing": torch.ones(1).bool()}, "'nothing' is not a parameter of the model; it has 0.weight"),
+        ({torch.zeros(3): torch.ones(3).bool()}, r"a tensor of shape \(3,\) is not a parameter"),
+        ({"0.bias": torch.ones(7)}, r"'0.bias' needs a bool tensor of shape \(7,\) .*torch.float32"),
+        ({"0.bias": torch.ones(6).bool()}, r"this one is torch.bool of shape \(6,\)"),
+        ({"0.bias": torch.zeros(7).bool()}, "the masks keep no coordinate at all"),
+    ],
+)
+def test_masks_that_do_not_fit(masks, message):
+    with pytest.raises(ValueError, match=message):
+        ParameterLayout(mlp().model, "0.bias", masks)
+
+
+def test_a_row_of_another_length():
+    with pytest.raises(ValueError, match=r"shape \(66,\), this one has \(3,\)"):
+        ParameterLayout(mlp().model).unflatten(torch.zeros(3))
+
+
+def test_row_in_another_dtype():
+    model = mlp().model
+    layout, row = ParameterLayout(model), torch.empty(66, dtype=torch.bfloat16)
+    layout.flatten(list(model.parameters()), row)
+    assert torch.equal(row[:35], model[0].weight.flatten().bfloat16())
+    assert layout.dtype == torch.float32

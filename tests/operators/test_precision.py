@@ -1,0 +1,113 @@
+"""The digits that are promised: 1e-4 in float32, where the paper's formula has none left."""
+
+import oracle
+import pytest
+import torch
+from cases import mixed, repeating
+
+import mfac
+from mfac import reference
+
+M, D, DAMPING = 128, 600, 1e-5
+
+
+def truth(rows, x, damping=DAMPING):
+    """F⁻¹x through the dual in longdouble."""
+    G, x, m = oracle.wide(rows), oracle.wide(x), len(rows)
+    S = m * oracle.np.longdouble(damping) * oracle.np.eye(m) + G @ G.T
+    dual, _ = oracle.inverse(S)
+    return (x - G.T @ (dual @ (G @ x))) / oracle.np.longdouble(damping)
+
+
+def filled(rows, damping=DAMPING):
+    op = mfac.DynamicInverseFisher(len(rows), rows.shape[1], damping)
+    for row in rows:
+        op.update(row)
+    return op
+
+
+@pytest.mark.parametrize("norm", [0.01, 0.3, 1, 10, 100])
+@pytest.mark.parametrize("noise", [0.01, 0.1, 0.3, None], ids=lambda noise: f"noise {noise}")
+def test_float32_keeps_four_digits(norm, noise):
+    rows = mixed(M, D, norm) if noise is None else repeating(M, D, norm, noise)
+    static, dynamic = mfac.StaticInverseFisher(rows, DAMPING), filled(rows)
+    spanned = rows.T @ torch.randn(M)
+    for x in (torch.randn(D), spanned, rows[5]):
+        exact = truth(rows, x)
+        assert oracle.error(static @ x, exact) < 1e-4
+        assert oracle.error(dynamic @ x, exact) < 1e-4
+    g = rows[0].clone()
+    assert oracle.error(dynamic.update_and_apply(g), truth(rows, g)) < 1e-4
+
+
+def test_the_papers_formula_loses_all_digits_where_this_keeps_four():
+    rows = mixed(M, D, 100)
+    D_, B = reference.dynamic_setup(rows @ rows.T, DAMPING)
+    exact = truth(rows, rows[0])
+    assert oracle.error(reference.dynamic_multiply(rows, rows[0], D_, B, DAMPING), exact) > 1
+    assert oracle.error(filled(rows).update_and_apply(rows[0]), exact) < 1e-4
+
+
+def test_the_step_is_exact_for_the_row_as_stored():
+    rows = mixed(16, 200).bfloat16().float()
+    op = mfac.DynamicInverseFisher(16, 200, 1e-3, window=torch.bfloat16)
+    for row in rows:
+        op.update(row)
+    g = torch.randn(200)
+    stored = torch.cat((g.bfloat16().float()[None], rows[1:]))
+    assert oracle.error(op.update_and_apply(g), truth(stored, stored[0], 1e-3)) < 1e-5
+
+
+def test_float32_is_kept_for_rows_of_any_scale_but_not_for_rows_that_repeat():
+    for rows, sensitive in ((mixed(M, D, 100), False), (repeating(M, D, 100), True)):
+        op = filled(rows)
+        op.update_and_apply(rows[0])
+        assert op._sensitive == sensitive
+        assert bool(op._rough) != sensitive  # what was made in float32 is made anew
+
+
+def test_a_small_gradient_along_a_large_row_is_noticed():
+    """Not collinear by the damping's measure, but the two terms of its step cancel."""
+    rows = torch.tensor([[100.0], [0.3]])
+    op = mfac.DynamicInverseFisher(2, 1, 1.0)
+    op.update(rows[0])
+    assert oracle.error(op.update_and_apply(rows[1]), truth(rows, rows[1], 1.0)) < 1e-5
+
+
+def test_goes_back_to_float32_when_the_rows_spread_again():
+    op = filled(repeating(M, D, 1))
+    op.update_and_apply(repeating(M, D, 1)[0])
+    assert op._sensitive
+    for row in mixed(2 * M, D, 1, seed=5):
+        op.update_and_apply(row)
+    assert not op._sensitive
+    rows = mixed(2 * M, D, 1, seed=5)[M:]
+    x = rows.T @ torch.randn(M)
+    assert oracle.error(op @ x, truth(rows, x)) < 1e-4
+
+
+@pytest.mark.parametrize(("precision", "worst"), [("float32", float("inf")), ("float64", 1e-6)])
+def test_precision_can_be_forced(precision, worst):
+    rows = repeating(M, D, 10)
+    static = mfac.StaticInverseFisher(rows, DAMPING, precision=precision)
+    op = mfac.DynamicInverseFisher(M, D, DAMPING, precision=precision)
+    for row in rows:
+        op.update(row)
+    x = rows.T @ torch.randn(M)
+    for answer in (static @ x, op @ x):
+        assert (oracle.error(answer, truth(rows, x)) > 1e-4) == (precision == "float32")
+        assert oracle.error(answer, truth(rows, x)) < worst
+
+
+def test_a_page_that_turns_out_large_switches_to_float64_in_mid_pass():
+    rows = torch.cat((mixed(16, 100, 0.01), mixed(16, 100, 50)), dim=1)
+    op = mfac.StaticInverseFisher(rows, DAMPING, page_size=20)
+    x = rows.T @ torch.randn(16)
+    assert oracle.error(op @ x, truth(rows, x)) < 1e-4
+
+
+def test_gradients_whose_squares_overflow_float32_are_handled():
+    rows = mixed(8, 30, 1e25)
+    op = mfac.StaticInverseFisher(rows, 1e40)
+    x = torch.randn(30)
+    assert oracle.error(op @ (1e30 * x), truth(rows, 1e30 * x, 1e40)) < 1e-4

@@ -1,0 +1,314 @@
+"""The static operator: what it touches, how often it reads, and what it refuses."""
+
+import oracle
+import pytest
+import torch
+from cases import ROWS, mixed, write
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mfac
+from mfac.blocks import Run, block_runs
+from mfac.pages import Pages
+from mfac.spread_rows import _check_memory
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """Every load of columns, as it happens."""
+    seen, load = [], Pages.load
+    monkeypatch.setattr(Pages, "load", lambda pages, columns: seen.append(columns) or load(pages, columns))
+    return seen
+
+
+@pytest.mark.parametrize("page_size", [1, 7, 40, 99])
+def test_paging_takes_two_passes_in_all(loads, page_size):
+    op = mfac.StaticInverseFisher(mixed(12, 40), 1e-2, page_size=page_size)
+    op.diagonal()
+    op.diagonal()
+    assert sum(columns.stop - columns.start for columns in loads) == 2 * 40
+    assert max(columns.stop - columns.start for columns in loads) <= page_size
+
+
+def test_blocks_in_the_primal_need_the_gradients_once(loads):
+    op = mfac.StaticInverseFisher(mixed(12, 40), 1e-2, block_size=8, page_size=16)
+    op.diagonal()
+    op @ torch.randn(40)
+    assert sum(columns.stop - columns.start for columns in loads) == 40
+
+
+def test_overwrite_uses_the_memory_of_the_gradients_and_nothing_else_of_their_size():
+    grads = mixed(12, 40, 0.1)
+    before = grads.clone()
+    op = mfac.StaticInverseFisher(grads, 1e-2, overwrite=True)
+    assert not torch.equal(grads, before)
+    assert op._parts[0]._pages.source.data_ptr() == grads.data_ptr()
+
+
+def test_overwrite_leaves_alone_what_float32_could_not_hold():
+    grads = mixed(12, 40, 100.0)
+    before = grads.clone()
+    op = mfac.StaticInverseFisher(grads, 1e-5, overwrite=True)
+    x = grads.T @ torch.randn(12)
+    dense, _ = oracle.inverse(oracle.fisher(before, 1e-5))
+    assert torch.equal(grads, before)
+    assert oracle.error(op @ x, dense @ oracle.wide(x)) < 1e-4
+
+
+@pytest.mark.parametrize("options", [{}, {"block_size": 15}, {"page_size": 7}, {"overwrite": True}])
+def test_gradients_modified_afterwards_are_noticed(options):
+    grads = mixed(12, 40)
+    op = mfac.StaticInverseFisher(grads, 1e-2, **options)
+    grads[0] = 0
+    with pytest.raises(RuntimeError, match=r"modified in place.*build it anew, or give it a copy"):
+        op @ torch.randn(40)
+
+
+def test_blocks_in_the_primal_do_not_need_the_gradients_any_more():
+    grads, x = mixed(12, 40), torch.randn(40)
+    op = mfac.StaticInverseFisher(grads, 1e-2, block_size=8)
+    before = op @ x
+    grads.zero_()
+    assert torch.equal(op @ x, before)
+
+
+def test_a_file_on_disk_gives_the_answers_of_the_tensor(tmp_path):
+    rows, x = ROWS["bfloat16"], torch.randn(40)
+    op = mfac.StaticInverseFisher(write(rows, tmp_path / "rows"), 1e-2)
+    assert torch.equal(op @ x, mfac.StaticInverseFisher(rows, 1e-2) @ x)
+
+
+def test_a_file_that_is_not_complete_is_refused(tmp_path):
+    file = mfac.GradientFile.create(tmp_path / "rows", 12, 40)
+    file.append(mixed(5, 40))
+    with pytest.raises(ValueError, match="has 5 of 12 rows; finish collecting it"):
+        mfac.StaticInverseFisher(file)
+
+
+def test_gradients_that_require_grad_and_vectors_that_are_parameters_are_only_read():
+    grads, theta = mixed(12, 40).requires_grad_(), torch.nn.Parameter(torch.randn(40))
+    op = mfac.StaticInverseFisher(grads, 1e-2)
+    assert not (op @ theta).requires_grad
+    with pytest.raises(ValueError, match=r"part of an autograd graph.*x\.detach\(\)"):
+        op @ (2 * theta)
+
+
+@pytest.mark.parametrize("where", [(0, 3), (7, 39), (11, 0)])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("options", [{}, {"block_size": 8}, {"block_size": 15}, {"page_size": 6}])
+def test_gradients_that_are_not_finite_are_refused_by_row(where, bad, options):
+    grads = mixed(12, 40)
+    grads[where] = bad
+    with pytest.raises(ValueError, match=f"not finite .* in 1 of 12 rows, the first in row {where[0]};"):
+        mfac.StaticInverseFisher(grads, 1e-2, **options)
+
+
+@pytest.mark.parametrize("block_size", [None, 8])
+def test_gradients_too_large_for_the_float32_that_was_asked_for_are_refused(block_size):
+    G = 1e20 * torch.ones(3, 16)
+    with pytest.raises(ValueError, match='too large to be squared in float32; use precision="auto"'):
+        mfac.StaticInverseFisher(G, 1.0, block_size=block_size, precision="float32")
+
+
+@pytest.mark.parametrize(
+    ("grads", "options", "message"),
+    [
+        (torch.ones(40), {}, r"grads must be \[m, d\] .*, not \[40\]"),
+        (torch.ones(0, 40), {}, r"at least one gradient and one weight, not \[0, 40\]"),
+        (torch.ones(12, 0), {}, r"at least one gradient and one weight, not \[12, 0\]"),
+        (torch.ones(12, 40, dtype=torch.int64), {}, "grads must be floating-point, not torch.int64"),
+        ([[1.0]], {}, "grads must be a tensor .*, not list"),
+        (mixed(12, 40), {"damping": 0.0}, "damping must be positive and finite, not 0.0"),
+        (mixed(12, 40), {"damping": -1e-5}, "damping must be positive and finite, not -1e-05"),
+        (mixed(12, 40), {"damping": float("nan")}, "damping must be positive and finite, not nan"),
+        (mixed(12, 40), {"damping": float("inf")}, "damping must be positive and finite, not inf"),
+        (mixed(12, 40), {"damping": "small"}, "damping must be a positive number, not 'small'"),
+        (mixed(12, 40), {"block_size": 0}, "block_size must be a positive int or None .*, not 0"),
+        (mixed(12, 40), {"block_size": 2.5}, "block_size must be a positive int or None .*, not 2.5"),
+        (mixed(12, 40), {"sizes": [40]}, "sizes was given without block_size"),
+        (mixed(12, 40), {"block_size": 8, "sizes": [30]}, "add up to the 40 columns; they add up to 30"),
+        (mixed(12, 40), {"page_size": 0}, "page_size must be a positive number of columns, not 0"),
+        (mixed(12, 40), {"precision": "half"}, "precision must be one of 'auto', 'float32', 'float64', not 'half'"),
+        (mixed(12, 40), {"row_weights": torch.ones(11)}, r"row_weights must be \[12\].*, not \[11\]"),
+        (mixed(12, 40), {"row_weights": -torch.ones(12)}, "row_weights must be finite and not negative"),
+    ],
+)
+def test_bad_arguments_are_refused(grads, options, message):
+    with pytest.raises(ValueError, match=message):
+        mfac.StaticInverseFisher(grads, **options)
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.ones(39), r"x must be \[40\] or \[40, k\], not \[39\]"),
+        (torch.ones(2, 40), r"x must be \[40\] or \[40, k\], not \[2, 40\]"),
+        (torch.ones(()), r"x must be \[40\] or \[40, k\], not \[\]"),
+        (torch.ones(40, dtype=torch.int32), "x must be a floating-point tensor, not torch.int32"),
+        (torch.ones(40, dtype=torch.complex64), "x must be a floating-point tensor, not torch.complex64"),
+        ([1.0] * 40, "x must be a floating-point tensor, not list"),
+        (torch.ones(40, device="meta"), r"x is on meta, the operator on cpu; move it with x.to\(op.device\)"),
+    ],
+)
+def test_bad_vectors_are_refused(x, message):
+    op = mfac.StaticInverseFisher(mixed(12, 40))
+    for call in (op.__matmul__, op.quadratic_form):
+        with pytest.raises(ValueError, match=message):
+            call(x)
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ((0, 40), "index 40 is out of range for 40 weights"),
+        ((-41, 0), "index -41 is out of range for 40 weights"),
+        ((torch.tensor([1, 99]), torch.tensor([1, 2])), "index 99 is out of range"),
+        ((torch.tensor([1, 2]), torch.tensor([1, 2, 3])), r"must have one shape, not \[2\] and \[3\]"),
+        ((slice(0, 3), 1), "slices are not supported"),
+        ((0.5, 1), "indices must be integers, not torch.float32"),
+        (3, "an element has two indices"),
+    ],
+)
+def test_bad_indices_are_refused(index, message):
+    with pytest.raises(IndexError, match=message):
+        mfac.StaticInverseFisher(mixed(12, 40))[index]
+
+
+@pytest.mark.parametrize(
+    ("available", "options", "message"),
+    [
+        (1000, {}, r"needs .* \(.* for its factors, 0.0 MiB to move .* what would fit: fewer gradients"),
+        (2000, {"block_size": 20}, "what would fit: block_size=3"),
+        (2000, {"block_size": 10}, "what would fit: block_size=3"),
+    ],
+)
+def test_more_memory_than_there_is_is_refused_with_what_would_fit(monkeypatch, available, options, message):
+    monkeypatch.setattr("mfac.spread_rows.available_memory", lambda device: available)
+    with pytest.raises(MemoryError, match=message):
+        mfac.StaticInverseFisher(mixed(12, 40), **options)
+    if "block_size" in message:
+        mfac.StaticInverseFisher(mixed(12, 40), block_size=3)
+
+
+def test_gradients_that_do_not_fit_where_they_should_go_are_refused_with_a_page_size(monkeypatch):
+    monkeypatch.setattr("mfac.spread_rows.available_memory", lambda device: 4000)
+    with pytest.raises(MemoryError, match=r"1.0 MiB to move the gradients there.*what would fit: page_size=9 "):
+        _check_memory([Run(0, 20_000, 1)], 2, 2**20, torch.device("meta"))
+
+
+def test_a_dense_matrix_that_does_not_fit_is_refused(monkeypatch):
+    op = mfac.StaticInverseFisher(mixed(12, 40))
+    monkeypatch.setattr("mfac.inverse_fisher.available_memory", lambda device: 1000)
+    with pytest.raises(MemoryError, match=r"the dense 40 x 40 matrix takes .*use op @ x"):
+        op.to_dense()
+
+
+def test_a_damping_that_fails_leaves_the_old_one():
+    op = mfac.StaticInverseFisher(torch.full((12, 40), 1e3, dtype=torch.float64), 1e-2, block_size=15)
+    x = torch.randn(40, dtype=torch.float64)
+    before = op @ x
+    with pytest.raises(torch.linalg.LinAlgError, match="not positive definite"):
+        op.damping = 1e-300
+    assert op.damping == 1e-2
+    assert torch.allclose(op @ x, before)
+
+
+def test_summed_blocks_refuse_what_is_for_gradients():
+    sums = mfac.FisherBlocks(40, 7)
+    with pytest.raises(ValueError, match="hold no gradient yet"):
+        mfac.StaticInverseFisher(sums)
+    sums.add(mixed(3, 40))
+    with pytest.raises(ValueError, match="already have their blocks"):
+        mfac.StaticInverseFisher(sums, block_size=7)
+    with pytest.raises(ValueError, match=r"rows must be \[k, 40\], not \[3, 39\]"):
+        sums.add(torch.ones(3, 39))
+    with pytest.raises(ValueError, match="row 1 of the rows to be added is not finite"):
+        sums.add(torch.tensor([[1.0], [float("nan")]]).expand(2, 40))
+    assert sums.num_grads == 3
+
+
+@given(
+    sizes=st.lists(st.integers(0, 30), min_size=1, max_size=8).filter(any),
+    block_size=st.integers(1, 40),
+    columns=st.integers(1, 50),
+)
+def test_blocks_cover_every_column_once_and_never_straddle(sizes, block_size, columns):
+    runs = block_runs(sum(sizes), block_size, sizes)
+    blocks = [(run.start + i * run.length, run.length) for run in runs for i in range(run.count)]
+    borders = {sum(sizes[:i]) for i in range(len(sizes) + 1)}
+    assert [start for start, _ in blocks] == [0, *(start + length for start, length in blocks)][:-1]
+    assert sum(length for _, length in blocks) == sum(sizes)
+    for start, length in blocks:
+        assert length <= block_size
+        assert not any(start < border < start + length for border in borders)
+    for run in runs:
+        covered = [column for piece in run.pieces(columns) for column in range(piece.start, piece.stop)]
+        assert covered == list(range(run.start, run.stop))
+
+
+def test_one_block_is_one_run():
+    assert block_runs(40, None) == [Run(0, 40, 1)]
+    assert block_runs(40, 10, [10, 30]) == [Run(0, 10, 4)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    m=st.integers(1, 20),
+    d=st.integers(1, 25),
+    norm=st.floats(-6, 3),
+    damping=st.floats(-8, 1),
+    rank=st.integers(0, 4),
+    noise=st.sampled_from([0.0, 1e-3, 1.0]),
+    block_size=st.none() | st.integers(1, 30),
+    page_size=st.none() | st.integers(1, 30),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+    seed=st.integers(0, 10**6),
+)
+def test_exact_whatever_the_gradients_are(m, d, norm, damping, rank, noise, block_size, page_size, dtype, seed):
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=generator)  # noqa: E731
+    G = (10**norm * (draw(m, rank) @ draw(rank, d) + noise * draw(m, d))).to(dtype)
+    damping = 10**damping
+    op = mfac.StaticInverseFisher(G, damping, block_size=block_size, page_size=page_size)
+    blocks = None if block_size is None else [(i, min(i + block_size, d)) for i in range(0, d, block_size)]
+    dense, _ = oracle.inverse(oracle.fisher(G, damping, blocks=blocks))
+    limit = oracle.tolerance(G, damping, op.dtype)
+    for x in (draw(d).to(op.dtype), (G.double().T @ draw(m)).to(op.dtype)):
+        if x.any():
+            assert oracle.error(op @ x, dense @ oracle.wide(x)) < limit
+    assert oracle.worst(op.diagonal(), dense.diagonal()) < limit
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    m=st.integers(1, 8),
+    d=st.integers(1, 12),
+    steps=st.lists(st.tuples(st.sampled_from(["update", "replace", "apply"]), st.floats(-4, 3)), max_size=40),
+    damping=st.floats(-6, 1),
+    normalize=st.sampled_from(["seen", "full"]),
+    seed=st.integers(0, 10**6),
+)
+def test_any_sequence_of_updates_equals_a_fresh_start(m, d, steps, damping, normalize, seed):
+    generator, damping = torch.Generator().manual_seed(seed), 10**damping
+    op = mfac.DynamicInverseFisher(m, d, damping, normalize=normalize)
+    rows, count = torch.zeros(m, d), 0
+    for kind, scale in steps:
+        g = 10**scale * torch.randn(d, generator=generator)
+        k = count % m if kind != "replace" else int(torch.randint(0, m, (), generator=generator))
+        if kind == "replace":
+            if k >= op.num_seen:
+                continue
+            op.replace(k, g)
+        else:
+            step = op.update(g) if kind == "update" else op.update_and_apply(g)
+            count += 1
+        rows[k] = g
+        seen = rows[: op.num_seen]
+        weights = torch.full((op.num_seen,), 1 / (op.num_seen if normalize == "seen" else m), dtype=torch.float64)
+        dense, _ = oracle.inverse(oracle.fisher(seen, damping, weights))
+        limit = oracle.tolerance(seen, damping)
+        if kind == "apply":
+            assert oracle.error(step, dense @ oracle.wide(g)) < limit
+    if op.num_seen:
+        x = torch.randn(d, generator=generator)
+        assert oracle.error(op @ x, dense @ oracle.wide(x)) < limit

@@ -1,0 +1,351 @@
+"""Storages of the window: what a row reads back as, products with it, conversion, and what is refused."""
+
+import copy
+import io
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from cases import mixed
+from optimizers import same
+
+import mfac
+from mfac.windows import as_kind, saved_rows, window_bytes
+
+D, M = 45, 6
+KINDS = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.int8,
+    "int8 in blocks": mfac.Int8(block=16),
+    "int8, three numbers a block": mfac.Int8(block=3),
+    "int8, stochastic": mfac.Int8(block=16, stochastic=True),
+    "top-k": mfac.TopK(0.2, block=16),
+    "top-k in float32": mfac.TopK(0.2, block=7, dtype=torch.float32),
+    "all entries": mfac.TopK(1.0, block=16, dtype=torch.float32),
+    "one percent": mfac.TopK(),
+}
+COMPRESSED = [name for name, kind in KINDS.items() if not isinstance(kind, torch.dtype) or kind == torch.int8]
+every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+compressed = pytest.mark.parametrize("kind", [KINDS[name] for name in COMPRESSED], ids=COMPRESSED)
+
+
+def window(kind, m=M, d=D, damping=1e-2, **options):
+    return mfac.DynamicInverseFisher(m, d, damping, window=kind, **options)
+
+
+def filled(kind, count=M + 3, **options):
+    op = window(kind, **options)
+    for row in mixed(count, D):
+        op.update(row)
+    return op
+
+
+def built(kind, m=M, d=D):
+    return as_kind(kind).build(m, d, torch.device("cpu"))
+
+
+def write(rows, k, g):
+    stored = rows.encode(g)
+    rows.write(k, stored)
+    return stored.dense
+
+
+def through_a_file(state):
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+# Rows.
+
+
+@every_kind
+def test_every_way_to_read_rows_gives_what_was_written(kind):
+    rows, written = built(kind), []
+    for k, g in enumerate(mixed(M, D, 3.0)):
+        written.append(write(rows, k, g))
+    G = torch.stack(written)
+    assert torch.equal(torch.stack([rows.row(k) for k in range(M)]), G)
+    assert torch.equal(rows.dense(), G)
+    pages = rows.pages(4)
+    assert torch.equal(pages.load(slice(3, 33)), G[:4, 3:33])
+    indices = torch.tensor([44, 0, 17, 16, 17, 31])
+    assert torch.equal(pages.gather(indices), G[:4, indices])
+    assert torch.equal(saved_rows(copy.deepcopy(rows.state())).row(2), G[2])
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("columns", [(), (3,)], ids=["vector", "matrix"])
+def test_products_are_those_of_the_rows_as_stored(kind, dtype, columns):
+    rows = built(kind)
+    G = torch.stack([write(rows, k, g) for k, g in enumerate(mixed(M, D, 3.0))]).double()
+    x, a = torch.randn(D, *columns, dtype=torch.float64), torch.randn(5, *columns, dtype=torch.float64)
+    near = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-12}
+    assert torch.allclose(rows.project(5, x, dtype), G[:5] @ x, **near)
+    assert torch.allclose(rows.combine(a, dtype).double(), G[:5].T @ a, **near)
+    assert torch.allclose(rows.gram(5, dtype), G[:5] @ G[:5].T, **near)
+
+
+@every_kind
+@pytest.mark.parametrize("extra", [1, 3, 40])
+def test_wider_rows_are_the_same_with_zeros_behind(kind, extra):
+    rows = built(kind)
+    G = torch.stack([write(rows, k, g) for k, g in enumerate(mixed(M, D))])
+    rows.widen(extra)
+    assert rows.shape == (M, D + extra)
+    assert torch.equal(rows.dense(), torch.nn.functional.pad(G, (0, extra)))
+    row = write(rows, 2, torch.randn(D + extra))
+    assert torch.equal(rows.row(2), row)
+    assert torch.equal(rows.row(3)[:D], G[3])
+
+
+@every_kind
+def test_the_bytes_that_were_said_are_the_bytes_that_are_held(kind):
+    state = built(kind).state()
+    tensors = [state] if isinstance(state, torch.Tensor) else [v for v in state.values() if isinstance(v, torch.Tensor)]
+    assert sum(tensor.nbytes for tensor in tensors) == as_kind(kind).bytes(M, D)
+
+
+def test_ratios_of_bytes_at_the_size_of_a_network():
+    whole = as_kind(torch.float32).bytes(1024, 270_000)
+    assert as_kind(torch.bfloat16).bytes(1024, 270_000) == whole / 2
+    assert as_kind(torch.int8).bytes(1024, 270_000) < 0.251 * whole
+    assert as_kind(mfac.TopK(0.01)).bytes(1024, 270_000) < 0.012 * whole
+
+
+def test_int8_is_the_nearest_multiple_of_the_scale():
+    g = torch.randn(D) * torch.logspace(-4, 2, D)
+    rows = built(mfac.Int8(block=16))
+    row = write(rows, 1, g)
+    state = rows.state()
+    scales = state["scales"][:, 1].repeat_interleave(16)[:D]
+    for block, scale in zip(g.split(16), state["scales"][:, 1], strict=True):
+        assert 1 <= 127 * scale / block.abs().max() < 1 + 2**-14
+    assert torch.equal(row, torch.round(g / scales) * scales)
+    assert torch.equal(row.double(), torch.round(g / scales).double() * scales.double())  # exact, not only rounded
+
+
+@pytest.mark.parametrize("g", [torch.zeros(D), torch.full((D,), 1e-45), torch.full((D,), 1e30)])
+def test_int8_of_extreme_rows(g):
+    row = built(torch.int8).encode(g).dense
+    assert torch.allclose(row, g, rtol=0.01, atol=1e-44)
+
+
+def test_stochastic_rounding_is_right_on_average_and_draws_from_itself():
+    rows, g = built(mfac.Int8(stochastic=True), m=1), torch.randn(D)
+    before = torch.get_rng_state()
+    mean = sum(write(rows, 0, g) for _ in range(1000)) / 1000
+    assert torch.equal(torch.get_rng_state(), before)
+    scale = g.abs().max() / 127
+    assert (mean - g).abs().max() < 0.1 * scale  # a standard error is at most scale / 2 / √1000, a sixth of this
+    nearest = built(torch.int8).encode(g).dense
+    assert (nearest - g).abs().max() > 0.3 * scale
+
+
+def test_top_k_keeps_the_largest_and_gives_the_rest_to_the_next_row():
+    rows, error = built(mfac.TopK(0.2, block=16, dtype=torch.float32)), torch.zeros(D)
+    for k, g in enumerate(mixed(M, D)):
+        a = error + g
+        expected = torch.zeros(D)
+        for start in range(0, D, 16):
+            part = a[start : start + 16]
+            kept = part.abs().topk(-(-len(part) // 5)).indices + start  # a fifth, rounded up
+            expected[kept] = a[kept]
+        assert torch.equal(write(rows, k, g), expected)
+        error = a - expected
+        assert torch.equal(rows.state()["error"], error)
+
+
+def test_what_rounding_takes_from_the_kept_entries_is_in_the_error_too():
+    rows, g = built(mfac.TopK(0.2, block=16)), torch.randn(D)
+    row = write(rows, 0, g)
+    assert torch.equal(row, row.bfloat16().float())
+    assert torch.allclose(row + rows.state()["error"], g, rtol=0, atol=1e-7)
+
+
+# The operator; that it is exact for the rows as stored is in the conformance suite.
+
+
+@every_kind
+def test_a_step_is_the_inverse_times_the_row_as_stored(kind):
+    op = window(kind)
+    for i, g in enumerate(mixed(2 * M, D)):
+        step = op.update_and_apply(g)
+        seen = min(i + 1, M)
+        stored = op.rows[:seen]
+        dense, _ = oracle.inverse(oracle.fisher(stored, 1e-2))
+        assert oracle.error(step, dense @ oracle.wide(stored[i % M])) < 1e-4
+
+
+@every_kind
+def test_replaced_and_widened_it_is_still_exact(kind):
+    op = filled(kind)
+    op.replace(2, torch.randn(D))
+    op.widen(9)
+    op.update(torch.randn(D + 9))
+    dense, logdet = oracle.inverse(oracle.fisher(op.rows, 1e-2))
+    x = torch.randn(D + 9)
+    assert oracle.error(op @ x, dense @ oracle.wide(x)) < 1e-4
+    assert oracle.worst(op.diagonal(), np.diag(dense)) < 1e-4
+    assert float(op.logdet()) == pytest.approx(float(logdet))
+
+
+@every_kind
+@pytest.mark.parametrize("after", [2, M, 2 * M + 1])
+def test_saved_and_loaded_goes_on_bit_for_bit(kind, after):
+    op, other = window(kind), window(kind, damping=9.0)
+    rows = mixed(4 * M, D)
+    for row in rows[:after]:
+        op.update_and_apply(row)
+    other.load_state_dict(through_a_file(op.state_dict()))
+    for row in rows[after:]:
+        assert torch.equal(op.update_and_apply(row), other.update_and_apply(row))
+    assert torch.equal(op @ rows[0], other @ rows[0])
+
+
+@every_kind
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_gradient_that_is_not_finite_changes_nothing(kind, bad):
+    op, other = filled(kind), filled(kind)
+    g = torch.ones(D)
+    g[7] = bad
+    with pytest.raises(RuntimeError, match=r"not finite.*the window is as it was"):
+        op.update_and_apply(g)
+    for row in mixed(M, D, seed=4):
+        assert torch.equal(op.update_and_apply(row), other.update_and_apply(row))
+
+
+@pytest.mark.parametrize(("kind", "name"), [(torch.float16, "torch.float16"), (mfac.TopK(0.2), r"mfac.TopK\(0.2\)")])
+def test_a_gradient_beyond_the_range_of_its_storage_is_refused(kind, name):
+    op = filled(kind)
+    with pytest.raises(RuntimeError, match=rf"squared norm in {name} is"):
+        op.update(torch.full((D,), 1e6 if kind == torch.float16 else 3.4e38))
+    assert op.num_seen == M
+
+
+# Conversion.
+
+
+@pytest.mark.parametrize(
+    ("there", "here"),
+    [
+        ("float32", "bfloat16"), ("float32", "int8 in blocks"), ("float32", "top-k"), ("bfloat16", "top-k in float32"),
+        ("int8 in blocks", "float32"), ("int8 in blocks", "int8"), ("int8", "top-k"), ("top-k", "float32"),
+        ("top-k", "int8 in blocks"), ("top-k", "all entries"), ("top-k in float32", "float16"),
+    ],
+)  # fmt: skip
+def test_rows_of_one_storage_become_rows_of_another(there, here):
+    saved, op = filled(KINDS[there]), filled(KINDS[here], 4)
+    op.load_state_dict(through_a_file(saved.state_dict()))
+    alone = [built(KINDS[here]).encode(row).dense for row in saved.rows]  # nothing is left over from one to the next
+    assert torch.equal(op.rows, torch.stack(alone).to(op.rows.dtype))
+    dense, _ = oracle.inverse(oracle.fisher(op.rows, 1e-2))
+    x = torch.randn(D)
+    assert oracle.error(op @ x, dense @ oracle.wide(x)) < 1e-4
+    step = op.update_and_apply(torch.randn(D))
+    dense, _ = oracle.inverse(oracle.fisher(op.rows, 1e-2))
+    assert oracle.error(step, dense @ oracle.wide(op.rows[(M + 3) % M])) < 1e-4
+
+
+def test_an_error_is_kept_by_another_top_k_and_by_nothing_else():
+    saved = filled(mfac.TopK(0.2, block=16))
+    error = saved.state_dict()["rows"]["error"]
+    for kind, kept in ((mfac.TopK(0.5, block=7), error), (torch.float32, None)):
+        op = filled(kind, 4)
+        op.load_state_dict(through_a_file(saved.state_dict()))
+        if kept is not None:
+            assert torch.equal(op.state_dict()["rows"]["error"], error)
+    op = filled(mfac.TopK(0.2, block=16), 4)
+    op.load_state_dict(through_a_file(filled(torch.float32).state_dict()))
+    assert not op.state_dict()["rows"]["error"].any()
+
+
+@pytest.mark.parametrize(
+    ("there", "here"), [(torch.float32, torch.float16), (torch.bfloat16, torch.float16), (torch.float64, mfac.TopK())]
+)
+def test_rows_beyond_the_range_of_a_storage_are_refused_when_they_are_loaded(there, here):
+    op, fresh = window(there), filled(here)
+    for row in mixed(3, D):
+        op.update(row)
+    op.update(mixed(1, D, dtype=torch.float64)[0] * (1e6 if there != torch.float64 else 1e39))
+    before = copy.deepcopy(fresh.state_dict())
+    with pytest.raises(
+        ValueError, match=r"row 3 of the saved window, stored in torch.*, has numbers that .* cannot hold"
+    ):
+        fresh.load_state_dict(op.state_dict())
+    assert same(fresh.state_dict(), before)
+
+
+@compressed
+def test_a_state_whose_rows_went_on_is_refused(kind):
+    op = filled(kind)
+    state = op.state_dict()
+    for row in 2 * mixed(M, D, seed=3):
+        op.update(row)
+    with pytest.raises(ValueError, match="deep-copy it, before going on"):
+        window(kind).load_state_dict(state)
+
+
+def test_rows_of_an_unknown_storage_are_refused():
+    state = {**filled(torch.int8).state_dict(), "rows": {"kind": "int3"}}
+    with pytest.raises(ValueError, match="stored as 'int3', and int8, topk can be read"):
+        window(torch.int8).load_state_dict(state)
+
+
+# Arguments and memory.
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: mfac.Int8(block=0), "block of Int8 must be a positive int, not 0"),
+        (lambda: mfac.Int8(block=2.5), "block of Int8 must be a positive int, not 2.5"),
+        (lambda: mfac.TopK(0), "density of TopK must be above 0 and at most 1, not 0"),
+        (lambda: mfac.TopK(1.5), "density of TopK must be above 0 and at most 1, not 1.5"),
+        (lambda: mfac.TopK(block=40_000), "block of TopK must be an int from 1 to 32768 .*, not 40000"),
+        (lambda: mfac.TopK(dtype=torch.float16), "TopK keeps its numbers in .*, not torch.float16"),
+        (lambda: window("int8"), r"rows can be stored in .*, torch.int8, mfac.Int8\(...\) or mfac.TopK.*, not 'int8'"),
+        (lambda: mfac.DynamicInverseFisher(2, 3, dtype=torch.int8), "dtype must be one of .*, not torch.int8"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (torch.float32, r"in torch.float32 needs .* would fit, or \d+ of them with window=torch.bfloat16, "
+                        r"or \d+ of them with window=torch.int8, or \d+ of them with window=mfac.TopK\(0.01\)"),
+        (torch.int8, r"in torch.int8 needs .* would fit, or \d+ of them with window=mfac.TopK\(0.01\)$"),
+        (mfac.TopK(0.01), r"in mfac.TopK\(0.01\) needs .*num_grads=\d+ would fit$"),
+    ],
+)  # fmt: skip
+def test_a_window_larger_than_the_memory_is_refused_with_what_would_fit(kind, message, monkeypatch):
+    monkeypatch.setattr("mfac.windows.choice.available_memory", lambda device: 10**8)
+    with pytest.raises(MemoryError, match=message):
+        window(kind, m=1000, d=10**7)
+
+
+def test_what_is_said_to_fit_does_fit(monkeypatch):
+    monkeypatch.setattr("mfac.windows.choice.available_memory", lambda device: 2 * 10**5)
+    for kind in (torch.float32, torch.int8, mfac.TopK(0.1, block=64)):
+        with pytest.raises(MemoryError) as refused:
+            window(kind, m=4000, d=2000)
+        fits = int(str(refused.value).split("num_grads=")[1].split()[0])
+        assert 0 < window_bytes(fits, 2000, kind) <= 2 * 10**5
+        window(kind, m=fits, d=2000)
+
+
+def test_the_optimizer_knows_the_bytes_of_every_storage():
+    params = [torch.nn.Parameter(torch.zeros(100, 20)), torch.nn.Parameter(torch.zeros(20))]
+    algebra = 4 * 8 * 50**2
+    for kind in KINDS.values():
+        expected = as_kind(kind).bytes(50, 2020) + algebra
+        assert mfac.MFAC.memory_needed(params, 50, window=kind) == expected == window_bytes(50, 2020, kind)

@@ -1,0 +1,154 @@
+"""Storages of the window in the optimizer: masks, groups, skipped gradients, and states between storages."""
+
+import copy
+
+import oracle
+import pytest
+import torch
+from optimizers import loss_of, masked, mfac, network, same, train, weights
+from torch import nn
+
+from mfac import Int8, MFACPreconditioner, TopK
+
+KINDS = {"float16": torch.float16, "int8": Int8(block=16), "top-k": TopK(0.4, block=8)}
+COMPRESSED = ("int8", "top-k")
+every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+compressed = pytest.mark.parametrize("kind", [KINDS[name] for name in COMPRESSED], ids=COMPRESSED)
+
+
+def operator_of(optimizer):
+    return optimizer._window.operator
+
+
+@every_kind
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.01, "momentum": 0.5}, {"update_every": 2}])
+def test_pruned_weights_stay_zero_and_the_rest_goes_on_bit_for_bit(kind, options):
+    model, twin = network(), network()
+    optimizer = masked(model.named_parameters(), window=kind, **options)
+    train(model, optimizer, range(7))
+    fresh = masked(twin.named_parameters(), window=kind, **options)
+    twin.load_state_dict(model.state_dict())
+    fresh.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert train(model, optimizer, range(7, 14)) == train(twin, fresh, range(7, 14))
+    assert same(weights(model), weights(twin))
+    kept = torch.arange(model[0].weight.numel()) % 3 > 0
+    assert not model[0].weight.detach().flatten()[~kept].any()
+
+
+@every_kind
+def test_the_step_is_exact_for_the_rows_as_stored(kind):
+    model = network()
+    optimizer = mfac(model.parameters(), window=kind, lr=1.0, normalize="sum")
+    train(model, optimizer, range(7))
+    before = torch.cat([p.flatten() for p in weights(model)])
+    train(model, optimizer, [7])
+    moved = before - torch.cat([p.flatten() for p in weights(model)])
+    rows = operator_of(optimizer).rows
+    fisher = oracle.fisher(rows, 0.1, torch.ones(5))
+    dense, _ = oracle.inverse(fisher)
+    assert oracle.error(moved, dense @ oracle.wide(rows[7 % 5])) < 1e-4
+
+
+@compressed
+def test_gradients_between_updates_are_multiplied_as_they_are(kind):
+    model = network()
+    optimizer = mfac(model.parameters(), window=kind, lr=1.0, normalize="sum", update_every=2)
+    train(model, optimizer, range(5))
+    before = torch.cat([p.flatten() for p in weights(model)])
+    train(model, optimizer, [5])
+    g = torch.cat([p.grad.flatten() for p in model.parameters()])
+    dense, _ = oracle.inverse(oracle.fisher(operator_of(optimizer).rows[:3], 0.1, torch.ones(3)))
+    moved = before - torch.cat([p.flatten() for p in weights(model)])
+    assert oracle.error(moved, dense @ oracle.wide(g)) < 1e-4
+
+
+@every_kind
+def test_a_group_that_comes_later_has_had_no_gradients(kind):
+    model = network()
+    optimizer = mfac([{"params": model[0].parameters()}], window=kind)
+    train(model, optimizer, range(6))
+    seen = operator_of(optimizer).rows.clone()
+    optimizer.add_param_group({"params": model[2].parameters(), "lr": 0.01})
+    assert torch.equal(operator_of(optimizer).rows, nn.functional.pad(seen, (0, 24)))
+    train(model, optimizer, range(6, 12))
+    twin = network()
+    fresh = mfac([{"params": twin[0].parameters()}, {"params": twin[2].parameters(), "lr": 0.01}], window=kind)
+    twin.load_state_dict(model.state_dict())
+    fresh.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert train(model, optimizer, range(12, 15)) == train(twin, fresh, range(12, 15))
+
+
+def test_a_row_that_overflows_float16_is_skipped_and_counted():
+    model = network()
+    optimizer = mfac(model.parameters(), window=torch.float16, nonfinite="skip")
+    train(model, optimizer, range(3))
+    before = weights(model)
+    (1e9 * loss_of(model, 3)).backward()
+    optimizer.step()
+    assert optimizer.skipped == 1
+    assert same(weights(model), before)
+
+
+@pytest.mark.parametrize("there", ["float32", "int8", "top-k"])
+@pytest.mark.parametrize("here", ["float32", "int8", "top-k"])
+def test_a_window_stored_otherwise_is_converted(there, here):
+    kinds = {"float32": torch.float32, **KINDS}
+    model, twin = network(), network()
+    optimizer = mfac(model.parameters(), window=kinds[there])
+    train(model, optimizer, range(8))
+    fresh = mfac(twin.parameters(), window=kinds[here])
+    fresh.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    rows, source = operator_of(fresh).rows, operator_of(optimizer).rows
+    if here in (there, "float32"):
+        assert torch.equal(rows, source)
+    elif here == "int8":
+        assert torch.allclose(rows, source, rtol=0, atol=float(source.abs().max()) / 127)
+    else:
+        kept = rows != 0
+        assert torch.equal(rows[kept], source[kept].bfloat16().float())
+        assert kept.sum(1).max() <= 36
+    train(twin, fresh, range(8, 10))
+
+
+@compressed
+def test_a_state_in_another_order_of_columns_is_put_in_order(kind):
+    """Parameters that get their first gradient late are at the end of the window; built with them, they are not."""
+    model, twin = network(), network()
+    model[0].weight.requires_grad_(False)
+    optimizer = mfac(model.parameters(), window=kind)
+    train(model, optimizer, range(4))
+    model[0].weight.requires_grad_(True)
+    train(model, optimizer, range(4, 9))
+    fresh = mfac(twin.parameters(), window=kind)
+    fresh.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    rows, saved = operator_of(fresh).rows, operator_of(optimizer).rows
+    expected = torch.cat((saved[:, 31:], saved[:, :31]), dim=1)
+    kept = rows != 0  # other blocks: one may have more entries than top-k keeps
+    assert torch.allclose(rows[kept], expected[kept], rtol=0, atol=2 * float(saved.abs().max()) / 127)
+    assert kept.sum() > 0.8 * (expected != 0).sum()
+    dense, _ = oracle.inverse(oracle.fisher(rows, 0.1))
+    x = torch.randn(rows.shape[1])
+    assert oracle.error(operator_of(fresh) @ x, dense @ oracle.wide(x)) < 1e-4
+
+
+@compressed
+def test_a_state_of_another_model_is_refused(kind):
+    optimizer = mfac(network().parameters(), window=kind)
+    other = mfac([torch.nn.Parameter(p.detach().clone()[..., None]) for p in network().parameters()], window=kind)
+    with pytest.raises(ValueError, match=r"gradients of shape \[7, 5\] for parameter 0, which is \[7, 5, 1\] here"):
+        other.load_state_dict(optimizer.state_dict())
+
+
+@compressed
+def test_the_preconditioner_saves_and_loads_it_too(kind):
+    model, twin = network(), network()
+    first, second = (MFACPreconditioner(m.parameters(), 5, 0.1, window=kind) for m in (model, twin))
+    for step in range(7):
+        loss_of(model, step).backward()
+        first.step()
+        model.zero_grad()
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for each, preconditioner in ((model, first), (twin, second)):
+        loss_of(each, 9).backward()
+        preconditioner.step()
+    assert same([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()])

@@ -1,0 +1,317 @@
+"""Zeros stay zero under any optimizer, and the optimizer forgets what is removed."""
+
+import copy
+
+import pytest
+import torch
+from models import mlp
+from torch import nn
+
+import mfac
+from mfac.pruning.mask_keeper import attach_masks
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "nesterov": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, foreach=False),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.1, weight_decay=0.01, amsgrad=True),
+    "adamw_fused": lambda p: torch.optim.AdamW(p, lr=0.1, fused=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9, centered=True),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.1),
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1),
+    "rprop": lambda p: torch.optim.Rprop(p, lr=0.1),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=0.1),
+    "asgd": lambda p: torch.optim.ASGD(p, lr=0.1),
+    "mfac": lambda p: mfac.MFAC(p, lr=0.1, num_grads=3, momentum=0.5, weight_decay=0.01),
+    "lbfgs": lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=3),
+}
+
+
+def some_masks(model):
+    torch.manual_seed(0)
+    return {name: torch.rand(p.shape) > 0.5 for name, p in model.named_parameters() if p.ndim > 1}
+
+
+def train(case, optimizer, steps=4):
+    def closure():
+        optimizer.zero_grad()
+        loss = case.loss_fn(case.model, case.batch)
+        loss.backward()
+        return loss
+
+    for _ in range(steps):
+        closure()
+        optimizer.step(closure)
+
+
+def astray(model, masks):
+    """Removed weights that are not exactly zero."""
+    named = dict(model.named_parameters())
+    return sum(int((named[name][~mask] != 0).sum()) for name, mask in masks.items())
+
+
+def remembered(optimizer, model, masks):
+    """What the optimizer still knows of removed weights."""
+    named = dict(model.named_parameters())
+    values = [(v, mask) for name, mask in masks.items() for v in optimizer.state[named[name]].values()]
+    return sum(int(v[~m].count_nonzero()) for v, m in values if torch.is_tensor(v) and v.shape == m.shape)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_zeros_stay_zero(kind):
+    case = mlp()
+    optimizer = OPTIMIZERS[kind](case.model.parameters())
+    if kind != "lbfgs":
+        train(case, optimizer)  # momentum of weights that are removed later
+    masks = some_masks(case.model)
+    assert astray(case.model, masks)
+    attach_masks(optimizer, masks, case.model)
+    before = copy.deepcopy(case.model.state_dict())
+    assert not astray(case.model, masks)
+    for _ in range(3):
+        train(case, optimizer, 1)
+        assert not astray(case.model, masks)
+        assert not remembered(optimizer, case.model, masks)
+    assert not torch.equal(before["0.weight"], case.model[0].weight)
+
+
+def test_kept_weights_move_as_if_the_others_were_never_there():
+    """Under a diagonal optimizer: the same as training the kept weights alone, the removed ones fixed at zero."""
+    case, twin = mlp(), mlp()
+    masks = some_masks(case.model)
+    optimizer = torch.optim.Adam(case.model.parameters(), lr=0.05)
+    attach_masks(optimizer, masks, case.model)
+    train(case, optimizer, 5)
+
+    leaves = {n: p.detach() * masks.get(n, 1) for n, p in twin.model.named_parameters()}
+    free = {n: v.clone().requires_grad_() for n, v in leaves.items()}
+    other = torch.optim.Adam(free.values(), lr=0.05)
+    for _ in range(5):
+        other.zero_grad()
+        weights = {n: v * masks.get(n, 1) for n, v in free.items()}
+        logits = torch.func.functional_call(twin.model, weights, (case.batch[0],))
+        nn.functional.cross_entropy(logits, case.batch[1]).backward()
+        other.step()
+    for name, parameter in case.model.named_parameters():
+        torch.testing.assert_close(parameter, free[name])
+
+
+@pytest.mark.parametrize("by", ["param_names", "model", "parameter", "plain names of a compiled model"])
+def test_masks_by_name_or_parameter(by):
+    case = mlp()
+    masks = some_masks(case.model)
+    wrapped = torch.compile(case.model) if by.startswith("plain") else case.model
+    named = wrapped.named_parameters()
+    optimizer = torch.optim.SGD([p for _, p in named] if by in ("model", "parameter") else list(named), lr=0.1)
+    given = {case.model.get_parameter(name): mask for name, mask in masks.items()} if by == "parameter" else masks
+    attach_masks(optimizer, given, case.model if by == "model" else None)
+    train(case, optimizer)
+    assert not astray(case.model, masks)
+
+
+def test_several_groups_and_masks_of_zeros_and_ones():
+    case = mlp()
+    masks = some_masks(case.model)
+    optimizer = torch.optim.SGD(
+        [{"params": case.model[0].parameters()}, {"params": case.model[2].parameters()}], lr=0.1
+    )
+    attach_masks(optimizer, {name: mask.float() for name, mask in masks.items()}, case.model)
+    train(case, optimizer)
+    assert not astray(case.model, masks)
+
+
+def test_tightened_masks():
+    case = mlp()
+    masks = some_masks(case.model)
+    optimizer = torch.optim.Adam(case.model.named_parameters(), lr=0.1)
+    keeper = attach_masks(optimizer, masks)
+    train(case, optimizer)
+    tighter = {name: mask & (torch.rand(mask.shape) > 0.5) for name, mask in masks.items()}
+    assert astray(case.model, tighter)
+    keeper.update(tighter)
+    assert not astray(case.model, tighter)
+    assert not remembered(optimizer, case.model, tighter)
+    train(case, optimizer)
+    assert not astray(case.model, tighter)
+
+
+def test_a_mask_that_does_not_fit_leaves_the_present_ones():
+    case = mlp()
+    masks = some_masks(case.model)
+    optimizer = torch.optim.SGD(case.model.named_parameters(), lr=0.1)
+    keeper = attach_masks(optimizer, masks)
+    with pytest.raises(ValueError, match="needs a bool tensor of shape"):
+        keeper.update({"0.weight": torch.ones(2, 2, dtype=torch.bool)})
+    train(case, optimizer)
+    assert not astray(case.model, masks)
+
+
+def test_the_handle_lets_go():
+    case = mlp()
+    masks = some_masks(case.model)
+    optimizer = torch.optim.SGD(case.model.parameters(), lr=0.1)
+    with attach_masks(optimizer, masks, case.model):
+        train(case, optimizer)
+        assert not astray(case.model, masks)
+    train(case, optimizer)
+    assert astray(case.model, masks)
+
+
+def test_loading_an_older_state_does_not_bring_removed_momentum_back():
+    case = mlp()
+    optimizer = torch.optim.SGD(case.model.parameters(), lr=0.1, momentum=0.9)
+    train(case, optimizer)
+    older = copy.deepcopy(optimizer.state_dict())
+    masks = some_masks(case.model)
+    attach_masks(optimizer, masks, case.model)
+    optimizer.load_state_dict(older)
+    assert not remembered(optimizer, case.model, masks)
+    train(case, optimizer)
+    assert not astray(case.model, masks)
+
+
+def test_a_grad_scaler():
+    case = mlp()
+    masks = some_masks(case.model)
+    optimizer = torch.optim.SGD(case.model.parameters(), lr=0.1, momentum=0.9)
+    attach_masks(optimizer, masks, case.model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for _ in range(3):
+        optimizer.zero_grad()
+        scaler.scale(case.loss_fn(case.model, case.batch)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert not astray(case.model, masks)
+
+
+def test_wrapped_by_accelerate():
+    from accelerate import Accelerator
+
+    case = mlp()
+    masks = some_masks(case.model)
+    accelerator = Accelerator(cpu=True)
+    model, optimizer = accelerator.prepare(case.model, torch.optim.SGD(case.model.parameters(), lr=0.1, momentum=0.9))
+    attach_masks(optimizer, masks, model)
+    for _ in range(3):
+        optimizer.zero_grad()
+        accelerator.backward(case.loss_fn(model, case.batch))
+        optimizer.step()
+    assert not astray(case.model, masks)
+
+
+def test_wrapped_by_lightning():
+    from lightning.pytorch.core.optimizer import LightningOptimizer
+
+    case = mlp()
+    masks = some_masks(case.model)
+    inner = torch.optim.SGD(case.model.parameters(), lr=0.1, momentum=0.9)
+    attach_masks(LightningOptimizer(inner), masks, case.model)
+    train(case, inner)
+    assert not astray(case.model, masks)
+
+
+def test_sharded_parameters():
+    from torch.distributed.fsdp import fully_shard
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        case = mlp()
+        masks = some_masks(case.model)
+        fully_shard(case.model, mesh=torch.distributed.init_device_mesh("cpu", (1,)))
+        optimizer = torch.optim.Adam(case.model.parameters(), lr=0.1)
+        attach_masks(optimizer, masks, case.model)
+        train(case, optimizer)
+        for name, mask in masks.items():
+            assert not case.model.get_parameter(name).full_tensor()[~mask].count_nonzero()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_parameter_without_a_gradient_and_one_with_a_sparse_one():
+    model = nn.Sequential(nn.Embedding(6, 4, sparse=True), nn.Linear(4, 4))
+    masks = {"0.weight": torch.rand(6, 4) > 0.5, "1.weight": torch.rand(4, 4) > 0.5}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attach_masks(optimizer, masks, model)
+    model[0](torch.arange(6)).sum().backward()
+    optimizer.step()
+    assert not astray(model, masks)
+
+
+def test_a_frozen_parameter_that_the_optimizer_does_not_have():
+    case = mlp()
+    masks = some_masks(case.model)
+    optimizer = torch.optim.SGD(case.model[2].parameters(), lr=0.1)
+    attach_masks(optimizer, masks, case.model)
+    train(case, optimizer)
+    assert not astray(case.model, masks)
+
+
+def test_torch_prune_s_own_parameters_are_found():
+    from torch.nn.utils import prune
+
+    case = mlp()
+    prune.l1_unstructured(case.model[0], "weight", 0.5)
+    mask = case.model[0].weight_mask.bool()
+    optimizer = torch.optim.SGD(case.model.named_parameters(), lr=0.1)
+    attach_masks(optimizer, {"0.weight": mask})
+    train(case, optimizer)
+    assert not case.model[0].weight_orig[~mask].count_nonzero()
+
+
+def refusals():
+    mask = torch.ones(7, 5, dtype=torch.bool)
+    yield (
+        "close name",
+        {"0.weigth": mask},
+        True,
+        True,
+        "'0.weigth' is not a parameter of the model; did you mean '0.weight'",
+    )
+    yield "no such name", {"zzz": mask}, True, True, "it has 0.weight, 0.bias, 2.weight, 2.bias"
+    yield "name, in optimizer", {"zzz": mask}, False, True, "is not a parameter of the optimizer; it has"
+    yield (
+        "no names",
+        {"0.weight": mask},
+        False,
+        False,
+        r"pass model=, or build the optimizer from model.named_parameters\(\)",
+    )
+    yield (
+        "shape",
+        {"0.weight": mask.T},
+        True,
+        True,
+        r"'0.weight' needs a bool tensor of shape \(7, 5\) .* has shape \(5, 7\)",
+    )
+    yield "no tensor", {"0.weight": [1]}, True, True, "this one is a list"
+    yield "values", {"0.weight": 2 * mask.float()}, True, True, "True or 1 for kept and False or 0 for removed"
+    yield (
+        "strange tensor",
+        {nn.Parameter(torch.ones(7, 5)): mask},
+        False,
+        True,
+        r"shape \(7, 5\) is not a parameter of the opt",
+    )
+
+
+@pytest.mark.parametrize(
+    ("masks", "with_model", "with_names", "message"), [pytest.param(*case[1:], id=case[0]) for case in refusals()]
+)
+def test_masks_that_do_not_fit(masks, with_model, with_names, message):
+    model = mlp().model
+    before = copy.deepcopy(model.state_dict())
+    optimizer = torch.optim.SGD(list(model.named_parameters()) if with_names else model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=message):
+        attach_masks(optimizer, masks, model if with_model else None)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_an_optimizer_of_another_model():
+    case = mlp()
+    optimizer = torch.optim.SGD(mlp().model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="none of the 2 masked parameters is in the optimizer; was the model copied"):
+        attach_masks(optimizer, some_masks(case.model), case.model)
+
+
+def test_something_that_is_no_optimizer():
+    with pytest.raises(ValueError, match=r"must be a torch.optim.Optimizer, not a Linear"):
+        attach_masks(nn.Linear(2, 2), {})

@@ -1,0 +1,277 @@
+"""GradualPruner: through the schedule, with masks that hold in training, and the same after any interruption."""
+
+import copy
+import inspect
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from interrupted_pruning import SCHEDULE, build, run, train
+from models import cross_entropy, mlp
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from mfac.pruning.gradual import GradualPruner
+from mfac.pruning.prune import prune
+
+SMALL = {"num_grads": 6, "block_size": 16, "recomputations": 2}
+
+
+def batches(case, size=2):
+    return [(x, y) for x, y in zip(case.batch[0].split(size), case.batch[1].split(size), strict=True)]
+
+
+def weights_of(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def same(left, right):
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def zeros(model):
+    return sum(int((p == 0).sum()) for p in model.parameters() if p.ndim > 1)
+
+
+def test_each_step_goes_to_the_next_sparsity_and_none_follows_the_last():
+    case = mlp(24)
+    pruner = GradualPruner(case.model, case.loss_fn, batches(case), [0.25, 0.5, 0.75], **SMALL)
+    for index, sparsity in enumerate([0.25, 0.5, 0.75]):
+        assert pruner.next_sparsity == sparsity
+        result = pruner.step()
+        assert result.sparsity == round(sparsity * 56) / 56
+        assert zeros(case.model) == round(sparsity * 56)
+        assert same(pruner.masks, result.masks)
+        assert pruner.steps_done == index + 1
+    before = weights_of(case.model)
+    assert pruner.next_sparsity is None
+    assert pruner.step() is None
+    assert same(weights_of(case.model), before)
+    assert [len(records) for records in pruner.history] == [2, 2, 2]
+
+
+def test_a_step_is_a_call_of_prune():
+    case, twin = mlp(24), mlp(24)
+    pruner = GradualPruner(case.model, case.loss_fn, batches(case), [0.3, 0.6], seed=5, **SMALL)
+    masks = None
+    for index, sparsity in enumerate([0.3, 0.6]):
+        pruner.step()
+        masks = prune(twin.model, twin.loss_fn, batches(case), sparsity, masks=masks, seed=5 + index, **SMALL).masks
+        assert same(weights_of(case.model), weights_of(twin.model))
+    assert same(pruner.masks, masks)
+
+
+def test_every_argument_of_prune_is_there_with_its_default():
+    theirs, ours = (inspect.signature(callable).parameters for callable in (prune, GradualPruner))
+    for name in theirs.keys() - {"sparsity", "seed"}:
+        assert ours[name].default == theirs[name].default, name
+
+
+def test_masks_hold_while_the_optimizer_trains():
+    model, optimizer, pruner, data = build()
+    for sparsity in SCHEDULE:
+        masks = pruner.step().masks
+        train(model, optimizer, data, 1)
+        assert zeros(model) == round(sparsity * (6 * 16 + 16 * 3))
+        for name, mask in masks.items():
+            parameter = model.get_parameter(name)
+            assert not parameter[~mask].count_nonzero()
+            assert not optimizer.state[parameter]["momentum_buffer"][~mask].count_nonzero()
+
+
+def test_other_methods_and_patterns():
+    case = mlp(24)
+    pruner = GradualPruner(case.model, case.loss_fn, batches(case), [0.3, 0.6], method="magnitude", **SMALL)
+    while pruner.step():
+        pass
+    assert zeros(case.model) == round(0.6 * 56)
+    model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    data = [(torch.randn(4, 8), torch.randint(3, (4,))) for _ in range(6)]
+    pruner = GradualPruner(model, cross_entropy, data, [0.5], pattern="2:4", targets="0.weight", **SMALL)
+    mask = pruner.step().masks["0.weight"]
+    assert (mask.view(6, 2, 4).sum(2) == 2).all()
+
+
+def test_momentum_is_reset_on_request():
+    case = mlp(24)
+    optimizer = torch.optim.SGD(case.model.parameters(), lr=0.1, momentum=0.9)
+    for reset in (False, True):
+        options = {"optimizer": optimizer, "reset_momentum": reset} | SMALL
+        pruner = GradualPruner(case.model, case.loss_fn, batches(case), [0.5 + 0.1 * reset], **options)
+        case.loss_fn(case.model, case.batch).backward()
+        optimizer.step()
+        pruner.step()
+        assert any(s["momentum_buffer"].count_nonzero() for s in optimizer.state.values()) == (not reset)
+
+
+def test_batches_by_the_number_of_the_step():
+    case = mlp(24)
+    asked = []
+
+    def of_step(step):
+        asked.append(step)
+        return batches(case)
+
+    pruner = GradualPruner(case.model, case.loss_fn, of_step, [0.3, 0.6], **SMALL)
+    while pruner.step():
+        pass
+    assert asked == [0, 1]
+
+
+def test_masks_to_begin_with_stay_and_count():
+    case = mlp(24)
+    mask = torch.ones(7, 5, dtype=torch.bool)
+    mask[:3] = False
+    options = {"masks": {"module.0.weight": mask.float()}} | SMALL
+    pruner = GradualPruner(case.model, case.loss_fn, batches(case), [0.5], **options)
+    assert zeros(case.model) == 15
+    result = pruner.step()
+    assert not (result.masks["0.weight"] & ~mask).any()
+    assert zeros(case.model) == 28
+
+
+def test_a_schedule_below_the_present_sparsity():
+    case = mlp(24)
+    mask = torch.zeros(7, 5, dtype=torch.bool)
+    mask[0] = True
+    pruner = GradualPruner(case.model, case.loss_fn, batches(case), [0.2, 0.9], masks={"0.weight": mask}, **SMALL)
+    before = weights_of(case.model)
+    with pytest.raises(ValueError, match="below the present one"):
+        pruner.step()
+    assert same(weights_of(case.model), before)
+    assert pruner.steps_done == 0
+
+
+def test_a_step_that_fails_midway_leaves_what_is_complete_and_can_be_called_again():
+    case = mlp(24)
+    optimizer = torch.optim.SGD(case.model.parameters(), lr=0.1, momentum=0.9)
+
+    def stop(result):
+        if len(result.history) == 2:
+            raise KeyboardInterrupt
+
+    options = SMALL | {"recomputations": 4, "optimizer": optimizer}
+    pruner = GradualPruner(case.model, case.loss_fn, batches(case), [0.8], on_step=stop, **options)
+    with pytest.raises(KeyboardInterrupt):
+        pruner.step()
+    expected = round(56 * 0.2**0.5)
+    assert zeros(case.model) == 56 - expected == 56 - sum(int(mask.sum()) for mask in pruner.masks.values())
+    assert pruner.steps_done == 0
+    case.loss_fn(case.model, case.batch).backward()
+    optimizer.step()  # training holds them too
+    assert zeros(case.model) == 56 - expected
+    pruner = GradualPruner(case.model, case.loss_fn, batches(case), [0.8], masks=pruner.masks, **SMALL)
+    assert pruner.step().sparsity == round(0.8 * 56) / 56
+
+
+def test_the_state_is_plain_and_goes_on_alike(tmp_path):
+    model, optimizer, pruner, data = build()
+    for step in range(2):
+        pruner.step()
+        train(model, optimizer, data, step)
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "pruner": pruner.state_dict()}
+    torch.save(state, tmp_path / "state.pt")
+    random = torch.get_rng_state()
+
+    def finish(model, optimizer, pruner, data):
+        torch.set_rng_state(random)
+        pruner.step()
+        train(model, optimizer, data, 9)
+        pruner.step()
+        return weights_of(model)
+
+    expected = finish(model, optimizer, pruner, data)
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    other_model, other_optimizer, other, data = build()
+    other.load_state_dict(state["pruner"])  # before the others: any order will do
+    other_model.load_state_dict(state["model"])
+    other_optimizer.load_state_dict(state["optimizer"])
+    assert other.steps_done == 2
+    assert same(finish(other_model, other_optimizer, other, data), expected)
+    assert same(other.masks, pruner.masks)
+    assert [[r.removed for r in step] for step in other.history] == [
+        [r.removed for r in step] for step in pruner.history
+    ]
+
+
+def test_a_loader_that_shuffles_by_the_global_state_leaves_that_alone_and_differs_from_step_to_step():
+    case = mlp(24)
+    seen = []
+
+    def loss_fn(model, batch):
+        seen.append(batch[0].clone())
+        return cross_entropy(model, batch)
+
+    loader = DataLoader(TensorDataset(*case.batch), batch_size=4, shuffle=True)
+    firsts = []
+    for _ in range(2):  # the second round: another global state, the same pruner
+        torch.rand(3)
+        model = copy.deepcopy(case.model)
+        pruner = GradualPruner(model, loss_fn, loader, [0.3, 0.6], **SMALL)
+        for _ in range(2):
+            seen.clear()
+            before = torch.get_rng_state()
+            pruner.step()
+            assert torch.equal(torch.get_rng_state(), before)
+            firsts.append(seen[0])
+    assert not torch.equal(firsts[0], firsts[1])
+    assert torch.equal(firsts[0], firsts[2])
+    assert torch.equal(firsts[1], firsts[3])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schedule": [0.5]}, r"saved with schedule \[0.5\], this pruner has .*build it with the same"),
+        ({"seed": 3}, "saved with seed 3, this pruner has 0"),
+        ({"masks": {"zzz": torch.ones(2, 2).bool()}}, "'zzz' is not a parameter of the model"),
+    ],
+)
+def test_states_of_something_else(change, message):
+    model, _, pruner, _ = build()
+    before = weights_of(model)
+    with pytest.raises(ValueError, match=message):
+        pruner.load_state_dict(pruner.state_dict() | change)
+    with pytest.raises(ValueError, match="not a state of a GradualPruner: generators, history, masks, schedule"):
+        pruner.load_state_dict({"steps_done": 1, "seed": 0})
+    assert pruner.steps_done == 0
+    assert same(weights_of(model), before)
+
+
+def test_schedules_and_optimizers_that_are_none():
+    case = mlp()
+    with pytest.raises(ValueError, match="schedule is empty"):
+        GradualPruner(case.model, case.loss_fn, batches(case), [])
+    with pytest.raises(ValueError, match=r"must be a torch.optim.Optimizer"):
+        GradualPruner(case.model, case.loss_fn, batches(case), [0.5], optimizer=nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("fraction", [0.6, 0.99])  # in the middle of pruning, and in the last training
+def test_killed_in_mid_schedule_and_resumed_is_the_same_as_undisturbed(tmp_path, fraction):
+    whole = run(tmp_path)
+    calls = int(fraction * whole["calls"])
+    (tmp_path / "checkpoint.pt").unlink()
+    script = Path(__file__).parents[1] / "support" / "interrupted_pruning.py"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(script.parent), *sys.path])}
+    process = subprocess.run([sys.executable, str(script), str(tmp_path), str(calls)], env=environment)
+    assert process.returncode == -signal.SIGKILL
+    assert 1 <= torch.load(tmp_path / "checkpoint.pt", weights_only=True)["pruner"]["steps_done"] < len(SCHEDULE)
+    resumed = run(tmp_path)
+    assert same(resumed["masks"], whole["masks"])
+    assert same(resumed["model"], whole["model"])
+    buffers = [[s["momentum_buffer"] for s in end["optimizer"]["state"].values()] for end in (whole, resumed)]
+    assert all(torch.equal(left, right) for left, right in zip(*buffers, strict=True))
+
+
+def test_the_guide_s_code_runs_in_order():
+    text = (Path(__file__).parents[2] / "docs" / "gradual.md").read_text()
+    names = {}
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(compile(block, "gradual.md", "exec"), names)
+    assert names["pruner"].next_sparsity is None
+    assert names["state"]["pruner"]["steps_done"] == len(names["schedule"]) == 4

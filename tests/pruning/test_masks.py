@@ -1,0 +1,208 @@
+"""Masks in and out: dict, safetensors, torch.nn.utils.prune, torch.ao.pruning, zeros."""
+
+import copy
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from models import CASES, mlp
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn.utils import prune
+
+from mfac.pruning.masks import apply_masks, load_masks, masks_from_zeros, save_masks, to_torch_ao, to_torch_prune
+
+
+def some_masks(model, seed=0):
+    torch.manual_seed(seed)
+    return {name: torch.rand(p.shape) > 0.5 for name, p in model.named_parameters() if p.ndim > 1}
+
+
+def same(left, right):
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_saved_and_loaded(tmp_path):
+    masks = some_masks(CASES["resnet"]().model)
+    save_masks(masks, tmp_path / "masks.safetensors")
+    assert same(load_masks(tmp_path / "masks.safetensors"), masks)
+    assert {t.dtype for t in load_file(tmp_path / "masks.safetensors").values()} == {torch.bool}
+
+
+def test_a_dict_of_zeros_and_ones_with_the_names_of_a_wrapped_model():
+    masks = some_masks(mlp().model)
+    given = {f"module.{name}": mask.to(torch.uint8) for name, mask in masks.items()}
+    assert same(load_masks(given), masks)
+
+
+def test_loaded_masks_are_copies():
+    masks = some_masks(mlp().model)
+    loaded = load_masks(masks)
+    loaded["0.weight"].zero_()
+    assert masks["0.weight"].any()
+
+
+def test_from_torch_prune_model_and_its_state_dict():
+    model = mlp().model
+    prune.l1_unstructured(model[0], "weight", 0.4)
+    prune.random_unstructured(model[2], "bias", 1)
+    expected = {"0.weight": model[0].weight_mask.bool(), "2.bias": model[2].bias_mask.bool()}
+    assert same(load_masks(model), expected)
+    assert same(load_masks(model.state_dict()), expected)
+
+
+def test_to_torch_prune_and_made_permanent():
+    model = mlp().model
+    masks = some_masks(model)
+    plain = copy.deepcopy(model)
+    to_torch_prune(model, masks)
+    assert same(load_masks(model), masks)
+    x = torch.randn(3, 5)
+    apply_masks(plain, masks)
+    assert torch.equal(model(x), plain(x))
+    prune.remove(model[0], "weight")
+    assert torch.equal(model[0].weight, plain[0].weight)
+
+
+def test_to_torch_prune_twice_is_the_product_of_both():
+    model = mlp().model
+    first, second = some_masks(model, 1), some_masks(model, 2)
+    to_torch_prune(model, first)
+    to_torch_prune(model, second)
+    assert same(load_masks(model), {name: first[name] & second[name] for name in first})
+
+
+def test_from_torch_ao():
+    from torch.ao.pruning import WeightNormSparsifier
+
+    model = mlp().model
+    sparsifier = WeightNormSparsifier(sparsity_level=0.5, sparse_block_shape=(1, 1), zeros_per_block=1)
+    sparsifier.prepare(model, [{"tensor_fqn": "0.weight"}])
+    sparsifier.step()
+    masks = load_masks(model)
+    assert list(masks) == ["0.weight"]
+    assert torch.equal(masks["0.weight"], model[0].parametrizations.weight[0].mask.bool())
+    assert 0 < masks["0.weight"].sum() < 35
+
+
+def test_to_torch_ao_and_back_and_tightened():
+    from torch.ao.pruning import FakeSparsity
+
+    model = mlp().model
+    plain, masks = copy.deepcopy(model), some_masks(model)
+    to_torch_ao(model, masks)
+    assert isinstance(model[0].parametrizations.weight[0], FakeSparsity)
+    assert same(load_masks(model), masks)
+    apply_masks(plain, masks)
+    x = torch.randn(3, 5)
+    assert torch.equal(model(x), plain(x))
+    tighter = {name: mask & (torch.rand(mask.shape) > 0.5) for name, mask in masks.items()}
+    to_torch_ao(model, tighter)
+    assert len(model[0].parametrizations.weight) == 1
+    assert same(load_masks(model), tighter)
+
+
+def test_applying_masks_to_models_prepared_by_torch_s_tools():
+    for hand_over in (to_torch_prune, to_torch_ao):
+        model = mlp().model
+        masks = some_masks(model)
+        hand_over(model, masks)
+        apply_masks(model, masks)
+        values = [p for p in model.parameters() if p.shape == (7, 5)]
+        assert not values[0][~masks["0.weight"]].count_nonzero()
+
+
+def test_applying_to_a_tied_weight_by_either_name():
+    for name in ("embed.weight", "head.weight"):
+        model = CASES["tied"]().model
+        mask = torch.rand(9, 6) > 0.5
+        apply_masks(model, {name: mask})
+        assert not model.head.weight[~mask].count_nonzero()
+
+
+def test_masks_from_zeros_leaves_biases_alone():
+    model = mlp().model
+    masks = some_masks(model)
+    apply_masks(model, masks)
+    nn.init.zeros_(model[0].bias)
+    assert same(masks_from_zeros(model), masks)
+
+
+def test_a_model_without_masks():
+    with pytest.raises(ValueError, match=r"the model has no masks of .* mfac.masks_from_zeros\(model\)"):
+        load_masks(mlp().model)
+
+
+def test_an_attention_mask_is_no_pruning_mask():
+    model = mlp().model
+    model.register_buffer("causal_mask", torch.ones(3, 3))
+    prune.identity(model[0], "weight")
+    assert list(load_masks(model)) == ["0.weight"]
+
+
+def test_nothing_to_load_or_save(tmp_path):
+    with pytest.raises(ValueError, match="the dict holds no mask"):
+        load_masks({})
+    with pytest.raises(ValueError, match="there are no masks to save"):
+        save_masks({}, tmp_path / "masks.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_is_not_there_or_torn_or_of_weights(tmp_path):
+    path = tmp_path / "masks.safetensors"
+    with pytest.raises(ValueError, match="is not there; masks are read from a safetensors file"):
+        load_masks(path)
+    save_masks(some_masks(mlp().model), path)
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(ValueError, match=r"not a whole safetensors file .*write masks with mfac.save_masks"):
+        load_masks(path)
+    save_file(dict(mlp().model.state_dict()), path)
+    with pytest.raises(ValueError, match="True or 1 for kept"):
+        load_masks(path)
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(ValueError, match=r"the folder .* does not exist; make it first"):
+        save_masks(some_masks(mlp().model), tmp_path / "nowhere" / "masks.safetensors")
+
+
+def test_a_failing_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "masks.safetensors"
+    masks = some_masks(mlp().model)
+    save_masks(masks, path)
+
+    def torn(tensors, draft, metadata):
+        draft.write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr("safetensors.torch.save_file", torn)
+    with pytest.raises(OSError, match="disk full"):
+        save_masks(some_masks(mlp().model, 3), path)
+    monkeypatch.undo()
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+    assert same(load_masks(path), masks)
+
+
+@pytest.mark.parametrize("act", [apply_masks, to_torch_prune, to_torch_ao])
+def test_one_mask_that_does_not_fit_and_nothing_is_changed(act):
+    model = mlp().model
+    before = copy.deepcopy(model.state_dict())
+    masks = some_masks(model)
+    with pytest.raises(ValueError, match=r"'2.wait' is not a parameter of the model; did you mean"):
+        act(model, masks | {"2.wait": masks["2.weight"]})
+    with pytest.raises(ValueError, match=r"'2.weight' needs a bool tensor of shape \(3, 7\)"):
+        act(model, masks | {"2.weight": masks["0.weight"]})
+    with pytest.raises(ValueError, match="masks is empty"):
+        act(model, {})
+    assert same(model.state_dict(), before)
+
+
+def test_the_guide_s_code_runs_in_order(tmp_path, monkeypatch, capsys):
+    text = (Path(__file__).parents[2] / "docs" / "masks.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(compile(block, "masks.md", "exec"), names)
+    assert same(load_masks(names["model"]), names["masks"])
+    assert "other parameters               259" in capsys.readouterr().out

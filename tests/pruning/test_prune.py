@@ -1,0 +1,277 @@
+"""mfac.prune from outside: counts, masks, scopes, histories, errors, and models that are left as they should be."""
+
+import itertools
+
+import pytest
+import torch
+from models import CASES, cnn, mlp, tied
+from pruning_cases import DAMPING, dense_joint, dense_obs, dense_scores, quadratic
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import mfac
+from mfac.pruning import BatchStream, prune
+from mfac.pruning.budget import Pool, step_pools
+
+MLP_WEIGHTS = 5 * 7 + 7 * 3
+
+
+def quick(case, sparsity, **options):
+    options = {"num_grads": 4, "block_size": 8, "recomputations": 3, "progress": False} | options
+    return prune(case.model, case.loss_fn, [case.batch], sparsity, **options)
+
+
+def zeros(model, names):
+    parameters = dict(model.named_parameters())
+    return sum(int((parameters[name] == 0).sum()) for name in names)
+
+
+@pytest.mark.parametrize("block_size", [None, 7])
+@pytest.mark.parametrize("update", ["joint", "obs", "none"])
+def test_on_a_quadratic_it_is_the_dense_answer_and_the_prediction_is_true(update, block_size):
+    problem = quadratic(8, block_size)
+    result = prune(
+        problem.model, problem.loss_fn, problem.batches, 0.5, num_grads=8, block_size=block_size, damping=DAMPING,
+        recomputations=1, update=update, loss_batches=8,
+    )  # fmt: skip
+    scores = dense_scores(problem.F, problem.theta)
+    removed = torch.zeros(32, dtype=torch.bool)
+    removed[scores.topk(16, largest=False).indices] = True
+    assert torch.equal(torch.cat([mask.flatten() for mask in result.masks.values()]), ~removed)
+    delta = {
+        "joint": dense_joint(problem.F, problem.theta, removed)[0],
+        "obs": dense_obs(problem.F, problem.theta, removed),
+        "none": torch.where(removed, -problem.theta, 0.0),
+    }[update]
+    assert torch.allclose(problem.model.vector(), problem.theta + delta, atol=1e-9)
+    (record,) = result.history
+    assert record.loss_before == pytest.approx(3.0)
+    assert record.true_increase == pytest.approx(record.predicted_increase, rel=1e-8)
+    assert result.predicted_increase == pytest.approx(0.5 * float(delta @ problem.F @ delta), rel=1e-8)
+
+
+@pytest.mark.parametrize("name", sorted(set(CASES) - {"unused_parameter"}))
+def test_the_count_of_zeros_is_exact_for_every_kind_of_model(name):
+    case = CASES[name]()
+    case.model.train()
+    before = {key: value.clone() for key, value in case.model.state_dict().items()}
+    result = quick(case, 0.37, num_grads=3, recomputations=2)
+    assert result.num_removed == round(0.37 * result.num_weights) == zeros(case.model, result.targets)
+    assert result.sparsity == result.num_removed / result.num_weights
+    assert all(module.training for module in case.model.modules())
+    assert all(parameter.grad is None for parameter in case.model.parameters())
+    for key, value in case.model.state_dict().items():
+        assert key in result.masks or torch.equal(value, before[key])
+    for key in result.targets:
+        assert torch.equal(dict(case.model.named_parameters())[key] != 0, result.masks[key])
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 0.013, 0.5, 0.9, 0.96])
+@pytest.mark.parametrize("scope", ["global", "layer"])
+def test_counts_are_exact_at_every_sparsity(sparsity, scope):
+    case = mlp()
+    result = quick(case, sparsity, scope=scope, recomputations=5)
+    assert result.num_removed == round(sparsity * MLP_WEIGHTS)
+    assert min(int(mask.sum()) for mask in result.masks.values()) >= 1
+    if scope == "layer":
+        for name, fraction in result.layer_sparsity.items():
+            assert abs(fraction - sparsity) * result.masks[name].numel() <= 1
+
+
+def test_each_step_keeps_the_same_fraction_of_what_is_left():
+    steps = step_pools([Pool(("w",), 100_000)], [1_000_000], 16)
+    kept = [1_000_000] + [pools[0].keep for pools in steps]
+    assert kept[-1] == 100_000
+    for now, then in itertools.pairwise(kept):
+        assert then / now == pytest.approx(0.1 ** (1 / 16), rel=1e-5)
+    assert [pools[0].keep for pools in step_pools([Pool(("w",), 0)], [4], 4)] == [3, 2, 1, 0]
+
+
+def test_history_has_a_record_for_each_recomputation():
+    result = quick(mlp(), 0.6, recomputations=4)
+    assert [record.step for record in result.history] == [1, 2, 3, 4]
+    assert sum(record.removed for record in result.history) == result.num_removed
+    assert result.history[-1].sparsity == pytest.approx(result.sparsity)
+    for one, next_one in itertools.pairwise(result.history):
+        assert one.loss_after == next_one.loss_before
+        assert one.predicted_increase > 0
+        assert 0 < one.gradient_seconds < one.seconds
+    assert result.damping == 1e-5
+    assert "34 of 56 weights removed (60.71%) in 4 steps" in repr(result)
+
+
+def test_default_targets_are_matrices_and_kernels_but_no_embeddings():
+    case = CASES["transformer"]()
+    result = quick(case, 0.1)
+    assert "embed.weight" not in result.masks
+    assert "encoder.layers.0.self_attn.in_proj_weight" in result.masks
+    assert not any(name.endswith("bias") or "norm" in name for name in result.masks)
+    assert quick(tied(), 0.1).targets == ("mix.weight",)  # the head is the embedding
+
+
+def test_targets_and_ignore_by_name_and_pattern():
+    assert quick(mlp(), 0.5, targets="re:weight$", ignore=["2.weight"]).targets == ("0.weight",)
+    assert quick(mlp(), 0.5, targets=["0.weight", "0.bias"]).num_removed == 21
+    assert quick(tied(), 0.5, targets=["head.weight"]).targets == ("embed.weight",)
+
+
+def test_sparsities_by_layer():
+    result = quick(mlp(), {"0.weight": 0.2, "re:^2": 0.8}, ignore="2.bias")
+    assert result.layer_sparsity == {"0.weight": pytest.approx(7 / 35), "2.weight": pytest.approx(17 / 21)}
+
+
+def test_masks_are_taken_over_count_and_stay_zero():
+    case = mlp()
+    first = quick(case, 0.3)
+    weights = {name: tensor.detach().clone() for name, tensor in case.model.named_parameters()}
+    again = quick(case, 0.6, masks=first.masks)
+    assert again.num_removed == round(0.6 * MLP_WEIGHTS)
+    for name, mask in first.masks.items():
+        assert not (again.masks[name] & ~mask).any()
+        assert not dict(case.model.named_parameters())[name][~mask].any()
+    same = quick(case, 0.6, masks={dict(case.model.named_parameters())[n]: m for n, m in again.masks.items()})
+    assert same.history == []
+    assert weights.keys() == dict(case.model.named_parameters()).keys()
+
+
+def test_masks_of_other_parameters_are_passed_through():
+    case = mlp()
+    other = torch.tensor([True, False, True])
+    result = quick(case, 0.3, masks={"2.bias": other})
+    assert result.masks["2.bias"] is other
+    assert "2.bias" not in result.targets
+
+
+def test_masked_weights_that_were_not_zero_become_zero():
+    case = mlp()
+    mask = torch.ones(7, 5, dtype=torch.bool)
+    mask[0] = False
+    result = quick(case, 0.5, masks={"0.weight": mask})
+    assert not case.model[0].weight[0].any()
+    assert result.num_removed == 28
+
+
+def test_zeros_without_a_mask_are_only_weights_that_cost_nothing():
+    case = mlp()
+    with torch.no_grad():
+        case.model[0].weight[:2] = 0
+    result = quick(case, 0.1, recomputations=1)
+    assert result.num_removed == 6
+    assert not result.masks["0.weight"][:2].all(1).any()
+
+
+def test_the_floor_keeps_a_layer_alive():
+    case = mlp()
+    with torch.no_grad():
+        case.model[2].weight.mul_(1e-6)
+    assert int(quick(case, 0.6, floor=5).masks["2.weight"].sum()) == 5
+    case = mlp()
+    with torch.no_grad():
+        case.model[2].weight.mul_(1e-6)
+    assert int(quick(case, 0.4, floor=0.5).masks["2.weight"].sum()) == 11
+
+
+def test_channels_last_and_half_precision_weights():
+    case = cnn()
+    case.model.to(memory_format=torch.channels_last)
+    result = quick(case, 0.5)
+    assert zeros(case.model, result.targets) == result.num_removed
+    half = mlp()
+    half.model.to(torch.bfloat16)
+    batch = (half.batch[0].to(torch.bfloat16), half.batch[1])
+    result = prune(half.model, half.loss_fn, [batch], 0.5, num_grads=4, recomputations=2, damping=1e-2)
+    assert result.num_removed == zeros(half.model, result.targets) == 28
+
+
+def test_many_gradients_are_summed_to_the_same_result():
+    rows, sums = mlp(), mlp()
+    batches = [(torch.randn(4, 5), torch.randint(3, (4,))) for _ in range(9)]
+    options = {"num_grads": 9, "recomputations": 2, "update": "joint"}
+    one = prune(rows.model, rows.loss_fn, batches, 0.5, block_size=5, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mfac.pruning.methods.ROWS_PER_BLOCK_SIZE", 1)
+        other = prune(sums.model, sums.loss_fn, batches, 0.5, block_size=5, **options)
+    assert all(torch.equal(one.masks[name], other.masks[name]) for name in one.masks)
+    for a, b in zip(rows.model.parameters(), sums.model.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize("block_size", [None, 8])
+def test_rows_on_disk_give_the_same_and_leave_nothing_behind(tmp_path, block_size):
+    memory, disk = mlp(), mlp()
+    quick(memory, 0.5, block_size=block_size)
+    quick(disk, 0.5, block_size=block_size, rows_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    for a, b in zip(memory.model.parameters(), disk.model.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+
+
+def test_each_recomputation_sees_other_batches_and_the_global_random_state_is_untouched():
+    seen = []
+    case = mlp()
+    data = TensorDataset(torch.arange(40.0)[:, None].expand(40, 5), torch.zeros(40, dtype=torch.long))
+
+    def loss_fn(model, batch):
+        if torch.is_grad_enabled():
+            seen.append(tuple(batch[0][:, 0].int().tolist()))
+        return case.loss_fn(model, (batch[0] / 40, batch[1]))
+
+    state = torch.get_rng_state()
+    loader = DataLoader(data, batch_size=4, shuffle=True)
+    prune(case.model, loss_fn, loader, 0.5, num_grads=5, recomputations=4, progress=False)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert len(set(seen)) == 20  # two passes in two different orders
+    assert sorted(sum(seen[:10], ())) == list(range(40))
+
+
+def test_seeds_decide_what_a_shuffling_loader_gives():
+    case = mlp()
+    data = TensorDataset(torch.randn(40, 5), torch.randint(3, (40,)))
+    loader = DataLoader(data, batch_size=4, shuffle=True)
+    orders = [[batch[0] for _, batch in zip(range(12), BatchStream(loader, seed), strict=False)] for seed in (1, 1, 2)]
+    assert all(torch.equal(a, b) for a, b in zip(orders[0], orders[1], strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(orders[0], orders[2], strict=True))
+    results = []
+    for _ in range(2):
+        case = mlp()
+        prune(case.model, case.loss_fn, loader, 0.5, num_grads=4, recomputations=2, seed=7)
+        results.append(case.model[0].weight.detach())
+    assert torch.equal(*results)
+
+
+def test_peeking_takes_nothing_away():
+    stream = BatchStream([1, 2, 3])
+    assert stream.peek(2) == [1, 2]
+    assert [next(stream) for _ in range(4)] == [1, 2, 3, 1]
+    assert BatchStream(iter([1])).peek(3) == [1]
+
+
+def test_batch_norm_is_re_estimated_on_request_only():
+    torch.manual_seed(0)
+    case = cnn()
+    bn_batches = [(torch.randn(8, 3, 8, 8), None) for _ in range(3)]
+    case.model.eval()
+    before = case.model[1].running_mean.clone()
+    quick(case, 0.3)
+    assert torch.equal(case.model[1].running_mean, before)
+    quick(case, 0.5, bn_batches=bn_batches)
+    inputs = torch.cat([images for images, _ in bn_batches])
+    with torch.no_grad():
+        assert torch.allclose(case.model[1].running_mean, case.model[0](inputs).mean((0, 2, 3)), atol=1e-5)
+    assert case.model[1].momentum == 0.1
+    assert not case.model.training
+
+
+def test_on_step_is_told_after_every_step():
+    seen = []
+    result = quick(mlp(), 0.5, on_step=lambda so_far: seen.append((len(so_far.history), so_far.sparsity)))
+    assert [count for count, _ in seen] == [1, 2, 3]
+    assert seen[-1][1] == result.sparsity
+
+
+def test_empty_tensors_and_a_single_weight():
+    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 3, bias=False))
+    batch = (torch.randn(4, 1), torch.randint(3, (4,)))
+    result = prune(model, mfac.criterion_loss(nn.CrossEntropyLoss()), [batch], 0.5, num_grads=2, recomputations=3)
+    assert result.num_removed == 2
+    assert result.masks["0.weight"].all()

@@ -1,0 +1,175 @@
+"""Removal against dense float64 solves: scores, updates, predicted increases, groups, the greedy order."""
+
+import itertools
+
+import pytest
+import torch
+from pruning_cases import (
+    DAMPING,
+    SIZES,
+    blocks_of,
+    dense_fisher,
+    dense_joint,
+    dense_obs,
+    dense_scores,
+    quadratic,
+)
+
+import mfac
+from mfac.pruning import curvature as curvature_room
+from mfac.pruning import fisher_parts
+from mfac.pruning.curvature import FisherCurvature
+from mfac.pruning.dampings import FRACTIONS, choose_damping
+from mfac.pruning.greedy import CheapestSoFar, greedy_costs
+from mfac.pruning.removal import inverse_removal, primal_removal
+
+CPU = torch.device("cpu")
+
+
+def built(kind, rows, block_size, tmp_path=None, monkeypatch=None):
+    """The same matrix from rows, from slices of rows, from sums, and from disk."""
+    if kind == "sums":
+        sums = mfac.FisherBlocks(rows.shape[1], block_size, SIZES)
+        sums.add(rows)
+        return FisherCurvature(sums, DAMPING, block_size, SIZES, CPU)
+    if kind == "sliced":
+        monkeypatch.setattr(curvature_room, "WIDE_PIECE", 0)
+        monkeypatch.setattr(fisher_parts, "WIDE_PIECE", 5 * len(rows))
+    if kind == "disk":
+        file = mfac.GradientFile.create(tmp_path / "rows", *rows.shape, dtype=rows.dtype)
+        file.append(rows)
+        rows = file
+    return FisherCurvature(rows, DAMPING, block_size, SIZES, CPU)
+
+
+CASES = [
+    (kind, m, block_size)
+    for kind, m, block_size in itertools.product(["rows", "sliced", "sums", "disk"], [4, 24], [None, 7, 1])
+    if not (kind == "sums" and block_size is None) and not (kind == "sliced" and block_size == 1)
+]
+
+
+@pytest.mark.parametrize(("kind", "m", "block_size"), CASES)
+@pytest.mark.parametrize("update", ["joint", "obs", "none"])
+def test_every_update_is_the_dense_one(kind, m, block_size, update, tmp_path, monkeypatch):
+    problem = quadratic(m, block_size)
+    removed = torch.rand(32, generator=torch.Generator().manual_seed(3)) < 0.4
+    curvature = built(kind, problem.rows, block_size, tmp_path, monkeypatch)
+    delta, cost = curvature.remove(problem.theta, removed, update)
+    truth = {
+        "joint": dense_joint(problem.F, problem.theta, removed)[0],
+        "obs": dense_obs(problem.F, problem.theta, removed),
+        "none": torch.where(removed, -problem.theta, 0.0),
+    }[update]
+    tight = {"rtol": 1e-4, "atol": 1e-4} if kind == "sums" and update == "obs" else {"rtol": 1e-9, "atol": 1e-9}
+    assert torch.allclose(delta, truth, **tight)
+    assert torch.equal(delta[removed], -problem.theta[removed])
+    assert cost == pytest.approx(0.5 * float(truth @ problem.F @ truth), rel=max(1e-9, tight["rtol"]))
+    assert torch.allclose(curvature.scores(problem.theta), dense_scores(problem.F, problem.theta), rtol=1e-5)
+
+
+def test_the_joint_cost_is_the_least_of_all_updates():
+    problem = quadratic(12, 7)
+    removed = torch.rand(32, generator=torch.Generator().manual_seed(3)) < 0.5
+    curvature = built("rows", problem.rows, 7)
+    costs = {update: curvature.remove(problem.theta, removed, update)[1] for update in ("joint", "obs", "none")}
+    assert costs["joint"] < costs["obs"]
+    assert costs["joint"] < costs["none"]
+    assert costs["joint"] == pytest.approx(dense_joint(problem.F, problem.theta, removed)[1])
+
+
+def test_primal_and_inverse_removals_agree_also_for_all_and_for_none():
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(5, 9, 6, generator=generator, dtype=torch.float64)
+    F = rows.mT @ rows / 9 + 0.1 * torch.eye(6)
+    theta = torch.randn(5, 6, generator=generator, dtype=torch.float64)
+    removed = torch.rand(5, 6, generator=generator) < 0.5
+    removed[0], removed[1] = True, False
+    for one, other in zip(
+        primal_removal(F, theta, removed), inverse_removal(torch.linalg.inv(F), theta, removed), strict=True
+    ):
+        assert torch.allclose(one, other, atol=1e-12)
+    assert not primal_removal(F, theta, removed)[0][1].any()
+
+
+@pytest.mark.parametrize("block_size", [None, 7, 32])
+@pytest.mark.parametrize("m", [4, 24])
+@pytest.mark.parametrize("kind", ["rows", "sliced"])
+def test_groups_cost_what_the_dense_system_says(kind, m, block_size, monkeypatch):
+    problem = quadratic(m, block_size)
+    ids = torch.randint(6, (32,), generator=torch.Generator().manual_seed(5))
+    costs = built(kind, problem.rows, block_size, monkeypatch=monkeypatch).group_costs(problem.theta, ids, 7)
+    truth = [dense_joint(problem.F, problem.theta, ids == group)[1] for group in range(6)]
+    assert costs[:6].tolist() == pytest.approx(truth, rel=1e-8)
+    assert costs[6] == 0
+
+
+def literal_greedy(F, theta):
+    """Remove one, invert what is left anew, remove the next: (weight, cost) in order."""
+    left, theta, order = list(range(len(theta))), theta.clone(), []
+    while left:
+        inverse = torch.linalg.inv(F[left][:, left])
+        single = theta[left].square() / (2 * inverse.diagonal())
+        k = int(single.argmin())
+        order.append((left[k], float(single[k])))
+        theta[left] -= theta[left[k]] * inverse[:, k] / inverse[k, k]
+        left.pop(k)
+    return order
+
+
+def test_the_greedy_order_is_remove_one_update_remove_the_next():
+    problem = quadratic(8, 10)
+    (start, stop), *_ = blocks_of(10)
+    F, theta = problem.F[start:stop, start:stop], problem.theta[start:stop]
+    order = literal_greedy(F, theta)
+    costs = greedy_costs(torch.linalg.inv(F)[None], theta[None], torch.inf)[0]
+    assert costs.argsort(stable=True).tolist() == [weight for weight, _ in order]
+    highest = torch.tensor([cost for _, cost in order]).cummax(0).values
+    assert costs.sort().values.tolist() == pytest.approx(highest.tolist(), rel=1e-5)
+    # The steps of the greedy order add up to the joint removal of what went.
+    first = torch.zeros(10, dtype=torch.bool)
+    first[[weight for weight, _ in order[:4]]] = True
+    assert sum(cost for _, cost in order[:4]) == pytest.approx(dense_joint(F, theta, first)[1])
+
+
+@pytest.mark.parametrize("kind", ["rows", "sums"])
+def test_blocks_that_stop_early_do_not_change_the_greedy_choice(kind, monkeypatch):
+    monkeypatch.setattr(fisher_parts, "BLOCK_PIECE", 1)
+    problem = quadratic(8, 5)
+    curvature = built(kind, problem.rows, 5)
+    whole, limited = curvature.greedy_scores(problem.theta, None), curvature.greedy_scores(problem.theta, 6)
+    assert torch.isfinite(whole).all()
+    assert torch.isinf(limited).any()
+    assert set(whole.topk(6, largest=False).indices.tolist()) == set(limited.topk(6, largest=False).indices.tolist())
+
+
+def test_the_threshold_is_the_nth_smallest_so_far():
+    seen = CheapestSoFar(3)
+    seen.show(torch.tensor([[5.0, 1.0]]))
+    assert seen.threshold == torch.inf
+    seen.show(torch.tensor([[4.0, torch.inf]]))
+    assert seen.threshold == 5
+    seen.show(torch.tensor([[2.0, 3.0]]))
+    assert seen.threshold == 3
+
+
+@pytest.mark.parametrize("block_size", [None, 7])
+def test_auto_damping_is_the_candidate_that_makes_held_out_rows_most_likely(block_size):
+    generator = torch.Generator().manual_seed(0)
+    scales = torch.logspace(-2, 0, 32, dtype=torch.float64)
+    rows = torch.randn(24, 32, generator=generator, dtype=torch.float64) * scales
+    chosen = choose_damping(rows, block_size, SIZES)
+    held = torch.arange(24) % 4 == 3
+    unlikely = {}
+    for fraction in FRACTIONS:
+        F = dense_fisher(rows[~held], block_size, fraction * float(rows.square().mean()))
+        distribution = torch.distributions.MultivariateNormal(torch.zeros(32, dtype=torch.float64), F)
+        unlikely[fraction * float(rows.square().mean())] = -float(distribution.log_prob(rows[held]).mean())
+    assert chosen == pytest.approx(min(unlikely, key=unlikely.get))
+
+
+def test_auto_damping_needs_rows_that_say_something():
+    with pytest.raises(ValueError, match="8 rows with a mean square of 0 do not allow that: give a number"):
+        choose_damping(torch.zeros(8, 4), None, [4])
+    with pytest.raises(ValueError, match="3 rows with a mean square of 1 do not allow that"):
+        choose_damping(torch.ones(3, 4), None, [4])

@@ -1,0 +1,216 @@
+"""Bad arguments say what to do; whatever fails or is interrupted leaves the last complete step."""
+
+import pytest
+import torch
+from models import cnn, mlp
+from torch import nn
+
+import mfac
+from mfac.pruning import prune
+
+
+def quick(case, sparsity, **options):
+    options = {"num_grads": 4, "block_size": 8, "recomputations": 3, "progress": False} | options
+    return prune(case.model, case.loss_fn, [case.batch], sparsity, **options)
+
+
+def state(model):
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def unchanged(model, before):
+    return all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+BAD = [
+    ({"sparsity": -0.1}, "number from 0 to 1, not -0.1"),
+    ({"sparsity": 1.5}, "number from 0 to 1, not 1.5"),
+    ({"sparsity": 90}, r"not 90; did you mean 0\.9\?"),
+    ({"sparsity": float("nan")}, "number from 0 to 1, not nan"),
+    ({"sparsity": "half"}, "number from 0 to 1, not 'half'"),
+    ({"sparsity": 1.0}, "the floor keeps 2 of them so that no layer dies; ask for a sparsity of at most 0.964"),
+    ({"sparsity": None}, 'sparsity=None is for an "N:M" pattern'),
+    ({"sparsity": {"0.weight": 2.0}}, "number from 0 to 1, not 2.0"),
+    ({"sparsity": {"0.wieght": 0.5}}, "targets: '0.wieght' matches no parameter of the model; did you mean '0.weight'"),
+    ({"sparsity": {"0.weight": 0.5}, "targets": "2.weight"}, "leave targets out"),
+    ({"targets": "nothing.like.it"}, "matches no parameter of the model; it has 0.weight"),
+    ({"targets": [3]}, "takes names and 're:...' patterns, not int"),
+    ({"ignore": "re:."}, "there is nothing to prune"),
+    ({"update": "exact"}, "update must be one of 'joint', 'obs', 'none', not 'exact'"),
+    ({"scope": "row"}, 'scope must be "global" or "layer", not \'row\''),
+    ({"order": "random"}, "order must be one of 'scores', 'greedy'"),
+    ({"method": "sgd"}, "method must be one of 'mfac', 'magnitude'"),
+    ({"recomputations": 0}, "recomputations must be a positive int, not 0"),
+    ({"loss_batches": 0}, "loss_batches must be a positive int, not 0"),
+    ({"num_grads": 0}, "num_grads must be a positive int, not 0"),
+    ({"block_size": 0}, "block_size must be a positive int or None"),
+    ({"damping": 0.0}, "damping must be"),
+    ({"damping": "automatic"}, 'damping must be a positive number or "auto", not \'automatic\''),
+    ({"floor": -1}, "floor is a number of weights or, below 1, a fraction"),
+    ({"floor": 1.5}, "floor is a number of weights or, below 1, a fraction"),
+    ({"floor": 30}, "the floor keeps 51 of them"),
+    ({"pattern": "4:2"}, 'pattern must be "N:M" with 0 < N < M'),
+    ({"pattern": "blocks"}, 'pattern must be "N:M" with 0 < N < M'),
+    ({"pattern": "2:4", "sparsity": None}, r"0.weight has shape \(7, 5\); dimension 1 is 5, and 4 must divide"),
+    ({"pattern": "1:7", "sparsity": 0.5, "targets": "2.weight"}, "sparsity of its own, 0.857143; pass sparsity=None"),
+    ({"pattern": "channel", "targets": ["0.bias"]}, r"0.bias has shape \(7,\) and so no channels"),
+    ({"order": "greedy", "method": "magnitude"}, 'order="greedy" is for method="mfac" without a pattern'),
+    ({"order": "greedy", "pattern": "row"}, 'order="greedy" is for method="mfac" without a pattern'),
+    ({"method": "kfac", "targets": ["0.bias"]}, "works on the weights of linear and convolution layers"),
+    ({"method": "woodfisher", "block_size": None}, "keeps dense blocks and rows in memory: give block_size"),
+    ({"method": "kfac", "damping": "auto"}, "damping=\"auto\" is for method 'mfac'"),
+    ({"damping": "auto", "rows_dir": "."}, "rows_dir puts them on disk; drop one"),
+    ({"bn_batches": []}, "the model has no batch norm"),
+    ({"masks": {"0.weight": torch.ones(3)}}, "needs a bool tensor of shape"),
+    ({"masks": {"9.weight": torch.ones(3)}}, "'9.weight' is not a parameter of the model"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "message"), BAD, ids=[str(options) for options, _ in BAD])
+def test_bad_arguments(options, message):
+    case = mlp()
+    before = state(case.model)
+    with pytest.raises(ValueError, match=message):
+        quick(case, **({"sparsity": 0.5} | options))
+    assert unchanged(case.model, before)
+
+
+def test_a_sparsity_below_the_present_one():
+    case = mlp()
+    masks = quick(case, 0.5).masks
+    before = state(case.model)
+    with pytest.raises(ValueError, match=r"asked for, 0.3036, is below the present one, 0.5 \(28 of 56 weights"):
+        quick(case, 0.3, masks=masks)
+    with pytest.raises(ValueError, match=r"0.weight: the sparsity asked for, 0, is below"):
+        quick(case, {"0.weight": 0.0, "2.weight": 0.9}, masks=masks)
+    assert unchanged(case.model, before)
+
+
+def test_a_model_with_nothing_to_prune():
+    with pytest.raises(ValueError, match=r"nothing to prune.*the model has 0.weight, 0.bias"):
+        prune(nn.Sequential(nn.LayerNorm(3)), lambda m, b: m(b).sum(), [torch.ones(2, 3)], 0.5)
+    with pytest.raises(ValueError, match=r"nothing to prune.*no parameter at all"):
+        prune(nn.ReLU(), lambda m, b: m(b).sum(), [torch.ones(2, 3)], 0.5)
+    frozen = mlp()
+    frozen.model.requires_grad_(False)
+    with pytest.raises(ValueError, match="nothing to prune"):
+        quick(frozen, 0.5)
+
+
+def test_a_diverged_model():
+    case = mlp()
+    with torch.no_grad():
+        case.model[0].weight[0, 0] = torch.nan
+    with pytest.raises(ValueError, match="the loss of the model is nan before anything is pruned"):
+        quick(case, 0.5)
+    assert torch.isnan(case.model[0].weight).sum() == 1
+
+
+def test_batches_that_run_out_for_good():
+    case = mlp()
+    batches = iter([case.batch] * 9)
+    with pytest.raises(ValueError, match=r"gave 9 and then nothing more.*3 recomputations need 12 gradients in all"):
+        prune(case.model, case.loss_fn, batches, 0.5, num_grads=4, recomputations=3)
+    assert sum(int((p == 0).sum()) for p in case.model.parameters() if p.ndim > 1) == 56 - round(56 * 0.5 ** (2 / 3))
+    with pytest.raises(ValueError, match="batches is empty"):
+        prune(case.model, case.loss_fn, [], 0.5)
+    with pytest.raises(ValueError, match="one dict, not an iterable of batches"):
+        prune(case.model, case.loss_fn, {"x": torch.ones(2)}, 0.5)
+
+
+class Bomb:
+    """A loss that raises at its n-th call."""
+
+    def __init__(self, loss_fn, calls, error):
+        self.loss_fn, self.left, self.error = loss_fn, calls, error
+
+    def __call__(self, model, batch):
+        self.left -= 1
+        if self.left == 0:
+            raise self.error
+        return self.loss_fn(model, batch)
+
+
+def snapshots(case):
+    found = [state(case.model)]
+    quick(case, 0.5, on_step=lambda result: found.append(state(case.model)), loss_batches=1)
+    return found
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("a broken batch")], ids=["Ctrl-C", "error"])
+@pytest.mark.parametrize("call", range(1, 17))
+def test_whatever_happens_the_model_holds_the_last_complete_step(call, error):
+    """One loss at the start; each step has four gradients and a loss."""
+    complete = snapshots(mlp())
+    case = mlp()
+    with pytest.raises(type(error)):
+        quick(case._replace(loss_fn=Bomb(case.loss_fn, call, error)), 0.5, loss_batches=1)
+    assert unchanged(case.model, complete[max(0, call - 2) // 5])
+    assert all(parameter.grad is None for parameter in case.model.parameters())
+
+
+def test_an_interrupt_while_weights_are_written(monkeypatch):
+    complete = snapshots(mlp())
+    case = mlp()
+    from mfac.pruning.weights import MaskedWeights
+
+    write, calls = MaskedWeights.write, []
+
+    def half_way(self, layout, theta, removed):
+        calls.append(1)
+        if len(calls) == 2:
+            self.targets["0.weight"].zero_()
+            raise KeyboardInterrupt
+        write(self, layout, theta, removed)
+
+    monkeypatch.setattr(MaskedWeights, "write", half_way)
+    with pytest.raises(KeyboardInterrupt):
+        quick(case, 0.5, loss_batches=1)
+    assert unchanged(case.model, complete[1])
+
+
+def test_a_step_that_breaks_the_model_is_undone():
+    case = mlp()
+    before = state(case.model)
+
+    def loss_fn(model, batch):
+        loss = case.loss_fn(model, batch)
+        return loss if torch.is_grad_enabled() or (model[0].weight != 0).all() else loss * torch.nan
+
+    with pytest.raises(RuntimeError, match="the loss became nan by this step, which is undone"):
+        prune(case.model, loss_fn, [case.batch], 0.9, num_grads=4, recomputations=2)
+    assert unchanged(case.model, before)
+
+
+def test_batch_norm_that_fails_is_put_back():
+    case = cnn()
+    before = state(case.model)
+    flags = [module.training for module in case.model.modules()]
+    with pytest.raises(RuntimeError):
+        quick(case, 0.5, bn_batches=[torch.randn(2, 3, 8, 8), torch.randn(2, 4, 8, 8)])
+    assert unchanged(case.model, before)
+    assert [module.training for module in case.model.modules()] == flags
+    assert case.model[1].momentum == 0.1
+    with pytest.raises(ValueError, match="bn_batches gave no batch"):
+        quick(case, 0.5, bn_batches=[])
+    assert unchanged(case.model, before)
+
+
+def test_memory_that_is_not_there(monkeypatch):
+    monkeypatch.setattr("mfac.gradients.row_sinks.available_memory", lambda device: 100)
+    with pytest.raises(MemoryError, match="for prune the way to disk is rows_dir"):
+        quick(mlp(), 0.5)
+
+
+def test_a_bare_criterion_is_explained():
+    case = mlp()
+    with pytest.raises(ValueError, match=r"pass mfac.criterion_loss\(CrossEntropyLoss\(\)\)"):
+        prune(case.model, nn.CrossEntropyLoss(), [case.batch], 0.5)
+    prune(case.model, mfac.criterion_loss(nn.CrossEntropyLoss()), [case.batch], 0.5, num_grads=2, recomputations=1)
+
+
+def test_targets_on_several_devices_are_refused():
+    case = mlp()
+    case.model[2].to("meta")
+    with pytest.raises(ValueError, match="the targets lie on cpu, meta; prune needs them on one device"):
+        quick(case, 0.5)

@@ -1,0 +1,227 @@
+"""N:M, rows, channels and the greedy order: every group checked, every choice against the dense costs."""
+
+import pytest
+import torch
+from models import cnn, mlp
+from pruning_cases import DAMPING, dense_joint, quadratic
+from torch import nn
+
+from mfac.pruning import prune
+from mfac.pruning.budget import Pool
+from mfac.pruning.greedy import greedy_costs
+from mfac.pruning.patterns import NOfM, parse_pattern
+from mfac.pruning.removal import scores
+from mfac.pruning.slices import cheapest_slices
+
+
+def wide_mlp():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 12), nn.Tanh(), nn.Linear(12, 8))
+    batches = [(torch.randn(6, 16), torch.randint(8, (6,))) for _ in range(4)]
+    return mlp()._replace(model=model, batch=batches)
+
+
+def convolutions():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=2), nn.Flatten(), nn.Linear(32, 4)
+    )
+    batches = [(torch.randn(6, 4, 4, 4), torch.randint(4, (6,))) for _ in range(4)]
+    return mlp()._replace(model=model, batch=batches)
+
+
+def quick(case, sparsity=None, **options):
+    options = {"num_grads": 6, "block_size": 32, "recomputations": 3, "progress": False} | options
+    return prune(case.model, case.loss_fn, case.batch, sparsity, **options)
+
+
+def group_counts(tensor, size):
+    return tensor.movedim(1, -1).unflatten(-1, (-1, size)).count_nonzero(-1)
+
+
+@pytest.mark.parametrize("make", [wide_mlp, convolutions])
+@pytest.mark.parametrize("method", ["mfac", "magnitude", "wanda", "diagonal"])
+@pytest.mark.parametrize(("pattern", "kept", "size"), [("2:4", 2, 4), ("1:4", 1, 4), ("3:4", 3, 4), ("1:2", 1, 2)])
+def test_every_group_of_every_tensor_has_n_of_m(make, method, pattern, kept, size):
+    case = make()
+    result = quick(case, pattern=pattern, method=method)
+    for name in result.targets:
+        weight = dict(case.model.named_parameters())[name]
+        assert (group_counts(weight, size) == kept).all()
+        assert torch.equal(weight != 0, result.masks[name])
+    assert result.sparsity == 1 - kept / size
+    assert len(result.history) == 3
+
+
+@pytest.mark.parametrize("scope", ["global", "layer"])
+def test_four_of_eight_where_eight_divides(scope):
+    case = wide_mlp()
+    result = quick(case, 0.5, pattern="4:8", ignore="2.weight", scope=scope, recomputations=5)
+    assert (group_counts(case.model[0].weight, 8) == 4).all()
+    assert result.targets == ("0.weight",)
+
+
+def test_groups_that_masks_made_sparser_stay_so():
+    case = wide_mlp()
+    mask = torch.ones(12, 16, dtype=torch.bool)
+    mask[0, :3] = False
+    mask[1, 4] = False
+    result = quick(case, pattern="2:4", masks={"0.weight": mask})
+    counts = group_counts(case.model[0].weight, 4)
+    assert counts[0, 0] == 1
+    assert (counts.flatten()[1:] == 2).all()
+    assert not (result.masks["0.weight"] & ~mask).any()
+
+
+def test_in_one_step_each_group_keeps_its_best():
+    scores = torch.tensor([[4.0, 1.0, 3.0, 2.0, 1.0, 2.0, 3.0, 4.0]])
+    mask = torch.ones(1, 8, dtype=torch.bool)
+    mask[0, 4] = False
+    offered = NOfM(2, 4).offered(scores, mask)
+    assert offered.isfinite().tolist() == [[False, True, False, True, False, True, False, False]]
+    kernel = torch.arange(16.0).view(1, 4, 2, 2)
+    finite = NOfM(2, 4).offered(kernel, torch.ones_like(kernel, dtype=torch.bool)).isfinite()
+    assert finite[:, :2].all()
+    assert not finite[:, 2:].any()
+
+
+def literal_order(F, theta, groups, removals):
+    """Optimal Brain Surgeon inside each group alone: the cheapest goes, the others move, the next cheapest goes."""
+    inverse, gone = torch.linalg.inv(F), torch.zeros(len(theta), dtype=torch.bool)
+    for group in groups:
+        for _ in range(removals):
+            left = [i for i in group if not gone[i]]
+            taken = torch.tensor([i for i in group if gone[i]], dtype=torch.long)
+            costs = {i: dense_cost(inverse, theta, torch.cat((taken, torch.tensor([i])))) for i in left}
+            gone[min(costs, key=costs.get)] = True
+    return gone
+
+
+def dense_cost(inverse, theta, Q):
+    return 0.5 * float(theta[Q] @ torch.linalg.solve(inverse[Q][:, Q], theta[Q]))
+
+
+@pytest.mark.parametrize("blocks", ["full", "full in slices", "of 12", "of 5, across groups", "of 3, summed"])
+@pytest.mark.parametrize("seed", range(4))
+def test_groups_lose_what_surgery_inside_them_would_take(monkeypatch, blocks, seed):
+    block_size = None if "full" in blocks else int(blocks[3:5].strip(","))
+    if blocks == "full in slices":
+        monkeypatch.setattr("mfac.pruning.curvature.WIDE_PIECE", 0)
+        monkeypatch.setattr("mfac.pruning.fisher_parts.WIDE_PIECE", 8 * 6)
+    problem = quadratic(8, block_size, seed)
+    with torch.no_grad():  # weights of one size, so that the order is decided by the curvature
+        problem.theta.copy_(1 + 0.1 * problem.theta)
+        problem.model.first.copy_(problem.theta[:12].view(3, 4))
+        problem.model.second.copy_(problem.theta[12:].view(4, 5))
+    result = prune(
+        problem.model, problem.loss_fn, problem.batches, None, pattern="2:4", targets="first", num_grads=8,
+        block_size=block_size, damping=DAMPING, recomputations=1, loss_batches=8,
+    )  # fmt: skip
+    F = problem.F[:12, :12]
+    gone = literal_order(F, problem.theta[:12], [range(i, i + 4) for i in (0, 4, 8)], removals=2)
+    assert torch.equal(~result.masks["first"].flatten(), gone)
+    assert result.predicted_increase == pytest.approx(dense_joint(F, problem.theta[:12], gone)[1], rel=1e-8)
+
+
+def test_the_order_inside_groups_is_not_that_of_single_scores():
+    """Two weights that do the same: each alone can be made up for by the other, both cannot."""
+    inverse = torch.linalg.inv(torch.tensor([[1.01, 1.0, 0.0], [1.0, 1.01, 0.0], [0.0, 0.0, 0.2]]).double())
+    assert scores(torch.ones(3), inverse.diagonal()).argmax() == 2
+    costs = greedy_costs(inverse[None], torch.ones(1, 3).double(), absent=torch.zeros(1, 3, dtype=torch.bool))
+    assert costs[0].argsort().tolist()[1] == 2
+
+
+def test_absent_weights_never_go_and_spoil_nothing():
+    absent = torch.tensor([[False, True, False, True]])
+    inverse = torch.eye(4).double()[None] * torch.where(absent, 1.0, 2.0)[..., None].double()
+    costs = greedy_costs(inverse, torch.tensor([[3.0, 0.0, 1.0, 0.0]]).double(), absent=absent)
+    assert costs.tolist() == [[9 / 4, torch.inf, 1 / 4, torch.inf]]
+
+
+def test_positions_in_groups_are_those_of_the_weights():
+    kernel = torch.randn(2, 4, 3, 3)
+    mask = torch.rand(2, 4, 3, 3) > 0.3
+    pattern = NOfM(2, 4)
+    positions = pattern.positions(mask, 7)
+    row = torch.cat((torch.zeros(7), kernel[mask]))
+    values = torch.where(positions < 0, 0.0, row[positions.clamp_min(0)])
+    assert torch.equal(pattern.ungrouped(values, mask.shape), kernel * mask)
+
+
+@pytest.mark.parametrize("pattern", ["row", "channel"])
+@pytest.mark.parametrize("method", ["mfac", "magnitude"])
+@pytest.mark.parametrize("block_size", [None, 16])
+def test_slices_go_whole_and_none_is_the_last(pattern, method, block_size):
+    case = wide_mlp()
+    result = quick(case, 0.4, pattern=pattern, method=method, block_size=block_size)
+    along = 1 if pattern == "row" else 0
+    for mask in result.masks.values():
+        whole = mask.float().mean(along)
+        assert set(whole.unique().tolist()) <= {0.0, 1.0}
+        assert whole.any()
+    assert 0.3 < result.sparsity <= 0.4
+    assert result.num_removed == sum(int((p == 0).sum()) for p in case.model.parameters() if p.ndim > 1)
+
+
+def test_channels_of_convolutions():
+    case = cnn()
+    result = prune(
+        case.model, case.loss_fn, [case.batch], 0.3, pattern="row", num_grads=4, recomputations=2, block_size=16
+    )
+    for mask in result.masks.values():
+        assert set(mask.flatten(1).float().mean(1).unique().tolist()) <= {0.0, 1.0}
+
+
+@pytest.mark.parametrize("block_size", [None, 6])
+def test_the_row_that_goes_is_the_cheapest_a_weight_by_the_dense_system(block_size):
+    problem = quadratic(8, block_size)
+    result = prune(
+        problem.model, problem.loss_fn, problem.batches, 5 / 32, num_grads=8, block_size=block_size, damping=DAMPING,
+        recomputations=1, pattern="row", loss_batches=8,
+    )  # fmt: skip
+    rows = [(i * 4, i * 4 + 4) for i in range(3)] + [(12 + i * 5, 17 + i * 5) for i in range(4)]
+    costs = {}
+    for start, stop in rows:
+        removed = torch.zeros(32, dtype=torch.bool)
+        removed[start:stop] = True
+        costs[start, stop] = dense_joint(problem.F, problem.theta, removed)[1] / (stop - start)
+    start, stop = min(costs, key=costs.get)
+    gone = ~torch.cat([mask.flatten() for mask in result.masks.values()])
+    assert gone.nonzero()[:, 0].tolist() == list(range(start, stop))
+    assert result.true_increase == pytest.approx(result.predicted_increase, rel=1e-8)
+    assert result.predicted_increase == pytest.approx(costs[start, stop] * (stop - start), rel=1e-8)
+
+
+def test_slices_respect_pools_and_floors():
+    costs, sizes = torch.tensor([1.0, 2.0, 3.0, 10.0]), torch.tensor([2, 2, 2, 4])
+    ranges = {"a": range(0, 3), "b": range(3, 4)}
+    pools = [Pool(("a", "b"), 3)]
+    assert cheapest_slices(costs, sizes, ranges, pools, {"a": 1, "b": 1}) == {0, 1}
+    assert cheapest_slices(costs, sizes, ranges, pools, {"a": 4, "b": 1}) == {0}
+
+
+def test_greedy_needs_dense_blocks_and_gives_the_exact_count(monkeypatch):
+    case = wide_mlp()
+    assert quick(case, 0.5, order="greedy").num_removed == 144
+    assert quick(wide_mlp(), 0.5, order="greedy", scope="layer").num_removed == 144
+    monkeypatch.setattr("mfac.pruning.curvature.WIDE_PIECE", 0)
+    with pytest.raises(ValueError, match='order="greedy" works on dense blocks; give a block_size'):
+        quick(wide_mlp(), 0.5, order="greedy", block_size=None)
+
+
+def test_the_greedy_set_costs_no_more_than_that_of_the_scores():
+    costs = {}
+    for order in ("scores", "greedy"):
+        problem = quadratic(8, 16, seed=4)
+        result = prune(
+            problem.model, problem.loss_fn, problem.batches, 0.5, num_grads=8, block_size=16, damping=DAMPING,
+            recomputations=1, order=order, loss_batches=8,
+        )  # fmt: skip
+        costs[order] = result.true_increase
+    assert costs["greedy"] < costs["scores"]
+
+
+def test_patterns_are_read():
+    assert str(parse_pattern("2:4")) == "2:4"
+    assert parse_pattern(None) is None
+    assert str(parse_pattern("channel")) == "channel"

@@ -1,0 +1,224 @@
+"""Gradual pruning inside other people's trainers: on time, zeros kept, and the same after a resumed run."""
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from models import bert, cross_entropy, mlp
+from torch.utils.data import DataLoader, TensorDataset
+from transformers import Trainer, TrainingArguments
+
+import mfac
+from mfac.integrations.lightning import PruningCallback as LightningPruning
+from mfac.integrations.pace import Pace
+from mfac.integrations.transformers import STATE_FILE
+from mfac.integrations.transformers import PruningCallback as TransformersPruning
+from mfac.pruning.gradual import GradualPruner
+
+SCHEDULE = [0.4, 0.6, 0.8]
+SMALL = {"num_grads": 4, "block_size": 32, "recomputations": 2}
+
+
+def zeros(model, names):
+    return sum(int((model.get_parameter(name) == 0).sum()) for name in names)
+
+
+def same_weights(left, right):
+    return all(torch.equal(p, q) for p, q in zip(left.parameters(), right.parameters(), strict=True))
+
+
+def test_the_pace():
+    pace = Pace(every=10, start=5)
+    assert [pace.due(step) for step in (0, 4, 5, 14, 15, 100)] == [0, 0, 1, 1, 2, 10]
+    assert [Pace(every=3).due(step) for step in (0, 2, 3)] == [1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"every": 0}, "every must be an int of at least 1"),
+        ({"every": 2.5}, "every must be an int"),
+        ({"every": 1, "start": -1}, "start must be an int of at least 0"),
+    ],
+)
+def test_paces_that_are_none(options, message):
+    with pytest.raises(ValueError, match=message):
+        Pace(**options)
+
+
+# Hugging Face
+
+
+def hugging_face(folder, steps=9, sizes=4, **options):
+    """A Trainer that prunes before training, and after 3 and 6 steps."""
+    case = bert(24, padded=False, tokens=5)
+    rows = [{key: value[i] for key, value in case.batch.items()} for i in range(24)]
+    batches = [{key: value[i : i + 4] for key, value in case.batch.items()} for i in range(0, 24, 4)]
+
+    def build(model, optimizer):
+        return GradualPruner(model, mfac.model_loss, batches, SCHEDULE, optimizer=optimizer, **SMALL)
+
+    arguments = {"max_steps": steps, "save_steps": 4, "per_device_train_batch_size": sizes, "learning_rate": 1e-2}
+    arguments |= {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "dataloader_pin_memory": False}
+    arguments = TrainingArguments(str(folder), **(arguments | options))
+    callback = TransformersPruning(build, every=3)
+    return Trainer(case.model, arguments, train_dataset=rows, callbacks=[callback]), callback
+
+
+def test_hugging_face_prunes_on_time_and_keeps_the_zeros(tmp_path):
+    trainer, callback = hugging_face(tmp_path)
+    trainer.train()
+    masks = callback.pruner.masks
+    assert callback.pruner.steps_done == 3
+    assert "bert.embeddings.word_embeddings.weight" not in masks
+    total = sum(mask.numel() for mask in masks.values())
+    assert zeros(trainer.model, masks) == round(0.8 * total)
+    saved = torch.load(tmp_path / "checkpoint-4" / STATE_FILE, weights_only=True)
+    assert saved["steps_done"] == 2
+
+
+def test_hugging_face_resumed_is_the_same_as_undisturbed(tmp_path):
+    whole, whole_callback = hugging_face(tmp_path / "whole")
+    whole.train()
+    resumed, callback = hugging_face(tmp_path / "whole")
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))
+    assert callback.pruner.steps_done == 3
+    assert same_weights(whole.model, resumed.model)
+    assert all(torch.equal(callback.pruner.masks[n], mask) for n, mask in whole_callback.pruner.masks.items())
+
+
+def test_hugging_face_without_the_masks_of_its_checkpoint(tmp_path):
+    trainer, _ = hugging_face(tmp_path, steps=4)
+    trainer.train()
+    (tmp_path / "checkpoint-4" / STATE_FILE).unlink()
+    trainer, _ = hugging_face(tmp_path)
+    with pytest.raises(ValueError, match=r"resumed at step 4, but .*mfac_pruning.pt is not there"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+
+
+def test_hugging_face_must_not_bring_back_a_denser_model(tmp_path):
+    options = {"eval_strategy": "steps", "eval_steps": 4, "load_best_model_at_end": True}
+    case = bert(4)
+    with pytest.raises(ValueError, match="load_best_model_at_end=True would bring back"):
+        TransformersPruning(lambda m, o: None, every=3).on_train_begin(
+            TrainingArguments(str(tmp_path), use_cpu=True, save_steps=4, **options), None, None, model=case.model
+        )
+
+
+# Lightning
+
+
+class Module(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = mlp().model
+
+    def forward(self, inputs):
+        return self.net(inputs)
+
+    def training_step(self, batch, index):
+        return cross_entropy(self, batch)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
+class TwoOptimizers(Module):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def configure_optimizers(self):
+        return [super(TwoOptimizers, self).configure_optimizers() for _ in range(2)]
+
+
+def lightning(folder, steps=9, module=Module, build=None):
+    case = mlp(24)
+    data = TensorDataset(*case.batch)
+
+    def usual(module, optimizer):
+        batches = DataLoader(data, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(1))
+        return GradualPruner(module, cross_entropy, batches, SCHEDULE, optimizer=optimizer, **SMALL)
+
+    callback = LightningPruning(build or usual, every=3, start=1)
+    checkpoint = ModelCheckpoint(folder, every_n_train_steps=6, save_top_k=-1, filename="{step}")
+    trainer = pl.Trainer(
+        max_steps=steps, accelerator="cpu", devices=1, logger=False, callbacks=[checkpoint, callback],
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    return trainer, module(), callback, DataLoader(data, batch_size=4)
+
+
+# Lightning's own: few workers in its loader, checkpoints beside those of the first run, a class of torch that will go.
+quiet = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers", "ignore:Checkpoint directory", "ignore:.*treespec, LeafSpec:FutureWarning"
+)
+
+
+@quiet
+def test_lightning_prunes_on_time_and_keeps_the_zeros(tmp_path):
+    trainer, module, callback, loader = lightning(tmp_path)
+    trainer.fit(module, loader)
+    assert callback.pruner.steps_done == 3
+    assert zeros(module, ["net.0.weight", "net.2.weight"]) == round(0.8 * 56)
+
+
+@quiet
+def test_lightning_resumed_is_the_same_as_undisturbed(tmp_path):
+    trainer, whole, whole_callback, loader = lightning(tmp_path)
+    trainer.fit(whole, loader)
+    trainer, module, callback, loader = lightning(tmp_path)
+    trainer.fit(module, loader, ckpt_path=str(tmp_path / "step=6.ckpt"))
+    assert callback.pruner.steps_done == 3
+    assert same_weights(whole, module)
+    assert all(torch.equal(callback.pruner.masks[n], mask) for n, mask in whole_callback.pruner.masks.items())
+
+
+@quiet
+def test_lightning_with_two_optimizers(tmp_path):
+    trainer, module, _, loader = lightning(tmp_path, module=TwoOptimizers)
+    with pytest.raises(ValueError, match="follows one optimizer, this module has 2"):
+        trainer.fit(module, loader)
+
+
+@quiet
+def test_a_build_that_gives_no_pruner(tmp_path):
+    trainer, module, _, loader = lightning(tmp_path, build=lambda module, optimizer: module)
+    with pytest.raises(ValueError, match=r"build must return an mfac.GradualPruner, not a Module"):
+        trainer.fit(module, loader)
+
+
+def test_several_processes_are_refused():
+    from mfac.integrations.pace import built
+
+    with pytest.raises(ValueError, match="prunes in one process, and training runs in 4"):
+        built(lambda model, optimizer: None, mlp().model, None, 4)
+
+
+@pytest.mark.parametrize("library", ["transformers", "lightning"])
+def test_what_to_install_where_the_library_is_missing(library, monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == library]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, f"mfac.integrations.{library}")
+    with pytest.raises(ImportError, match=rf"pip install 'torch-mfac\[{library}\]'"):
+        importlib.import_module(f"mfac.integrations.{library}")
+
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", ["gradual_pruning", "gradual_pruning_transformers", "gradual_pruning_lightning"])
+def test_the_examples_run(name, tmp_path):
+    script = ROOT / "examples" / f"{name}.py"
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path, env=environment
+    )
+    assert process.returncode == 0, process.stderr
+    assert "total" in process.stdout

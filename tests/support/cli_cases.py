@@ -1,0 +1,65 @@
+"""Commands in this process and in others, and a task file."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from mfac.app.cli.app import app
+
+TASK = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from mfac.app.datasets import TensorBatches
+
+
+def model():
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def _data():
+    inputs = torch.randn(96, 8, generator=torch.Generator().manual_seed(5))
+    return inputs, (inputs[:, :3] + inputs[:, 3:6]).argmax(1)
+
+
+def train_batches():
+    return TensorBatches(*_data(), 8, shuffle=True)
+
+
+def eval_batches():
+    return TensorBatches(*_data(), 32)
+
+
+def loss(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1])
+"""
+QUICK = ["--recomputations", "2", "--num-grads", "8", "--block-size", "16"]
+
+
+def write_task(folder, text=TASK, name="small.py"):
+    path = Path(folder) / name
+    path.write_text(text)
+    return str(path)
+
+
+def mfac(*arguments):
+    """A command in this process: its exit code, stdout and stderr."""
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="mfac")
+
+
+def environment():
+    return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "COLUMNS": "120"}
+
+
+def start(*arguments, cwd, **options):
+    """A command in a process of its own, which Ctrl-C interrupts even where the tests run in the background."""
+    command = [sys.executable, "-m", "mfac", *map(str, arguments)]
+    return subprocess.Popen(
+        command, cwd=cwd, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **options,
+    )  # fmt: skip
