@@ -1,61 +1,37 @@
-"""The shape of the code, as rules: who imports whom, what is public, what the package never does."""
+"""The shape of the code, as rules: layers, walks, sizes, what is public, what the package never does."""
 
 import ast
+import re
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 import mfac
 
 ROOT = Path(mfac.__file__).parent
-# Each room may import those of its own row and of the rows above it.
-LAYERS = [
-    [
-        "quantization",
-        "largest_entries",
-        "native",
-        "row_formats",
-        "woodbury",
-        "products",
-        "reference",
-        "memory",
-        "gradient_file",
-        "layout",
-        "progress",
-        "parameter_groups",
-        "precision",
-        "blocks",
-        "replacement",
-        "pages",
-        "small_blocks",
-        "lower_squares",
-    ],
-    [
-        "sliding",
-        "dual",
-        "primal",
-        "inverse_fisher",
-        "spread_rows",
-        "windows",
-        "static",
-        "gradients",
-        "saved_window",
-        "dynamic",
-        "distributed",
-    ],
-    ["parameter_window", "optimizer", "preconditioner", "pruning"],
-    ["integrations"],
-    ["app"],
-    ["__main__"],
-]
-RANK = {room: rank for rank, layer in enumerate(LAYERS) for room in layer}
-TORCH_ONLY = {"woodbury", "products", "quantization", "largest_entries", "reference", "layout"}
-MODULES = sorted(path for path in ROOT.rglob("*.py"))
+DOCS = ROOT.parents[1] / "docs" / "architecture.md"
+# A module imports from its own layer and from those above it; docs/architecture.md has the same table.
+LAYERS = {
+    "algebra": ["woodbury", "products", "precision", "reference", "memory"],
+    "rows": ["layout", "pages", "fisher_blocks", "gradient_file", "progress", "windows", "distributed.groups",
+             "distributed.shares"],
+    "operators and gradients": ["inverse_fisher", "dual", "primal", "static", "sliding", "dynamic", "gradients"],
+    "training and pruning": ["columns", "parameter_groups", "parameter_window", "optimizer", "preconditioner",
+                             "pruning", "distributed"],
+    "integrations": ["integrations"],
+    "application": ["app", "__main__"],
+}  # fmt: skip
+RANK = {room: rank for rank, rooms in enumerate(LAYERS.values()) for room in rooms}
+MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(ROOT.rglob("*.py"))}
 
 
-def room_of(path):
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+def layer_of(module):
+    parts = module.removesuffix(".__init__").split(".")
+    return next((RANK[".".join(parts[:n])] for n in (2, 1) if ".".join(parts[:n]) in RANK), None)
 
 
 def imports(path):
@@ -66,60 +42,149 @@ def imports(path):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def rooms_imported(path):
+def modules_imported(path):
+    """The modules of the package that a module imports, at its top or inside functions."""
     for name in imports(path):
-        if name == "mfac" or name.startswith("mfac."):
-            yield name.split(".")[1]
+        if name.startswith("mfac."):
+            parts = name.removeprefix("mfac.").split(".")
+            known = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
+            yield from (
+                [n for n in known if n in MODULES] or [f"{n}.__init__" for n in known if f"{n}.__init__" in MODULES]
+            )[:1]
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if room_of(path) != "__init__"], ids=str)
-def test_imports_go_one_way(path):
-    room = room_of(path)
-    assert room in RANK, f"give {room} a place in LAYERS"
-    for other in rooms_imported(path):
-        if other not in (room, "__version__"):
-            assert RANK[other] <= RANK[room], f"{room} imports {other}"
+@pytest.mark.parametrize("module", [module for module in MODULES if module != "__init__"])
+def test_imports_go_one_way(module):
+    assert layer_of(module) is not None, f"give {module} a place in LAYERS"
+    for other in modules_imported(MODULES[module]):
+        assert layer_of(other) <= layer_of(module), f"{module} imports {other}"
 
 
-@pytest.mark.parametrize("room", sorted(TORCH_ONLY))
-def test_the_core_imports_torch_only(room):
+def test_no_two_modules_import_each_other():
+    list(TopologicalSorter({m: set(modules_imported(path)) - {m} for m, path in MODULES.items()}).static_order())
+
+
+def test_the_documented_layers_are_these():
+    table = re.findall(r"^\| (\w[\w ]*) \| (`.*`)", DOCS.read_text(), re.MULTILINE)
+    assert {name: re.findall(r"`([\w.]+)`", rooms) for name, rooms in table} == LAYERS
+
+
+@pytest.mark.parametrize("room", LAYERS["algebra"])
+def test_the_algebra_imports_torch_only(room):
     outside = {name.split(".")[0] for name in imports(ROOT / f"{room}.py")}
-    assert outside <= {"torch", "jaxtyping", *sys.stdlib_module_names}
+    assert outside <= {"torch", "jaxtyping", "mfac", *sys.stdlib_module_names}
 
 
-def test_importing_mfac_brings_nothing_heavy():
-    heavy = {"sklearn", "matplotlib", "rich", "transformers", "lightning", "pandas", "scipy", "typer"}
-    for path in MODULES:
-        if room_of(path) == "app":
-            continue
-        top = ast.parse(path.read_text()).body
-        names = {alias.name.split(".")[0] for node in top if isinstance(node, ast.Import) for alias in node.names}
-        names |= {node.module.split(".")[0] for node in top if isinstance(node, ast.ImportFrom) and node.module}
-        assert not names & heavy, path
+def test_importing_mfac_imports_nothing_heavy():
+    heavy = {"sklearn", "matplotlib", "rich", "transformers", "lightning", "pandas", "scipy", "typer", "safetensors"}
+    for module, path in MODULES.items():
+        if module.split(".")[0] not in ("app", "integrations"):
+            top = ast.parse(path.read_text()).body
+            names = {alias.name.split(".")[0] for node in top if isinstance(node, ast.Import) for alias in node.names}
+            names |= {node.module.split(".")[0] for node in top if isinstance(node, ast.ImportFrom) and node.module}
+            assert not names & heavy, path
 
 
 def calls(path):
     return [ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=str)
-def test_no_print_no_logging_set_up_no_global_torch_flag(path):
+@pytest.mark.parametrize("module", MODULES)
+def test_no_print_no_logging_set_up_no_global_torch_flag(module):
     forbidden = {"torch.set_default_dtype", "torch.set_num_threads", "torch.set_float32_matmul_precision",
-                 "torch.use_deterministic_algorithms", "torch.manual_seed", "logging.basicConfig"}  # fmt: skip
-    used = set(calls(path))
-    if "cli" not in path.parts:
-        assert "print" not in used
-    if room_of(path) != "app":  # programs of their own, which own the random state
-        assert not used & forbidden
+                 "torch.use_deterministic_algorithms", "torch.manual_seed", "logging.basicConfig", "print"}  # fmt: skip
+    used = set(calls(MODULES[module]))
+    assert module.startswith("app") or not used & forbidden
     assert not any(name.startswith("torch.backends") for name in used)
 
 
-def test_no_room_without_a_name_and_none_too_large():
-    for path in MODULES:
-        assert path.stem not in ("utils", "util", "common", "helpers", "misc", "types")
-        assert len(path.read_text().splitlines()) <= 400, f"{path.name}: is there a noun hiding in it?"
+PRIVATE = re.compile(r"torch\._C\b|_execution_engine|\._saved_|_functorch|_global_backward|_global_forward")
 
 
-def test_public_names_are_all_there_and_documented():
+@pytest.mark.parametrize("module", MODULES)
+def test_no_private_torch_no_module_without_a_name_none_too_large(module):
+    text = MODULES[module].read_text()
+    assert not PRIVATE.search(text)
+    assert MODULES[module].stem not in ("utils", "util", "common", "helpers", "misc", "types")
+    assert len(text.splitlines()) <= 400, "is there a noun hiding in it?"
+
+
+def test_no_two_public_classes_share_a_name():
+    owners = {}
+    for module, path in MODULES.items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                owners.setdefault(node.name, []).append(module)
+    twice = {name: modules for name, modules in owners.items() if len(modules) > 1}
+    # One callback for each framework, under the same name on purpose.
+    assert twice == {"PruningCallback": ["integrations.lightning", "integrations.transformers"]}
+
+
+def test_public_names_are_all_there_documented_and_in_the_reference():
+    reference = (DOCS.parent / "api.md").read_text()
     for name in mfac.__all__:
         assert getattr(mfac, name).__doc__
+        assert f"::: mfac.{name}\n" in reference
+
+
+# Walks: the files in which a function runs during a call are those that docs/architecture.md lists, in any order.
+
+
+def loss_fn(model, batch):
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def network():
+    model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 5))
+    return model, [(torch.randn(8, 20), torch.randint(5, (8,))) for _ in range(40)]
+
+
+def to_the_diagonal():
+    model, batches = network()
+    mfac.StaticInverseFisher(mfac.collect_gradients(model, loss_fn, batches, 16), 1e-3).diagonal()
+
+
+def to_a_step():
+    model, batches = network()
+    optimizer = mfac.MFAC(model.parameters(), num_grads=8)
+    for batch in batches[:10]:
+        optimizer.zero_grad()
+        loss_fn(model, batch).backward()
+        optimizer.step()
+
+
+def to_a_pruned_model():
+    model, batches = network()
+    mfac.prune(model, loss_fn, batches, 0.5, num_grads=16, block_size=32, recomputations=2)
+
+
+WALKS = {"diagonal": (to_the_diagonal, 12), "step": (to_a_step, 14), "prune": (to_a_pruned_model, 22)}
+
+
+def files_visited(call):
+    """The files of the package in which a function is called."""
+    seen = set()
+
+    def look(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(str(ROOT)):
+            seen.add(str(Path(frame.f_code.co_filename).relative_to(ROOT)))
+
+    sys.setprofile(look)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return seen
+
+
+def documented_walk(name):
+    section = re.search(rf"<!-- walk: {name} -->\n(.*?)\n\n", DOCS.read_text(), re.DOTALL)[1]
+    return set(re.findall(r"^\d+\. `([\w/.]+)`", section, re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_the_documented_walk_is_the_one_taken(name):
+    call, most = WALKS[name]
+    visited = files_visited(call)
+    assert visited == documented_walk(name)
+    assert len(visited) <= most
