@@ -184,7 +184,7 @@ def _draw_line(axes: "Axes", line: Line, x: Array, factor: float, scatter: bool)
         some = _peaks(line.raw)
         axes.plot(x[some], factor * line.raw[some], color=colour, linewidth=0.6, alpha=0.35)
     some = evenly(len(x), MOST_POINTS) if scatter else _peaks(line.y)
-    look = (
+    look: dict[str, Any] = (
         {"linestyle": "none", "alpha": 0.7} if scatter else {"linestyle": dashes, "markevery": max(1, len(some) // 10)}
     )
     axes.plot(x[some], factor * line.y[some], color=colour, marker=marker, label=_short(series.label), **look)
