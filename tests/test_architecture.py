@@ -29,7 +29,6 @@ LAYERS = [
         "replacement",
         "pages",
         "small_blocks",
-        "lower_squares",
     ],
     [
         "sliding",

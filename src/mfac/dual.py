@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mfac import lower_squares, memory, products, small_blocks, woodbury
+from mfac import memory, products, small_blocks, woodbury
 from mfac.blocks import Piece, Run
 from mfac.distributed.groups import Ranks
 from mfac.pages import Pages, SpreadPages
@@ -232,10 +232,7 @@ class DualBlocks:
     def _stream_diagonal(self) -> Float[Tensor, " n"]:
         out = torch.empty(self.run.stop - self.run.start, dtype=torch.float64, device=self._L.device)
         squares_of = self._squares_of_pieces()
-        # Compiled squares take no memory of their own, so what is in place is not cut up: they use other threads than
-        # torch, and the two would wait for each other at every piece.
-        uncut = self._pages.in_place and not self._whole_blocks and self._lower_squares() is not None
-        for piece, G in self._stream(self.run.length if uncut else self._columns):
+        for piece, G in self._stream():
             squares, fisher = squares_of(piece, G)
             out[self._local(piece)] = woodbury.inverse_diagonal(
                 squares, fisher + self._damping, self._damping
@@ -266,15 +263,7 @@ class DualBlocks:
     ) -> tuple[Float[Tensor, "blocks n"], Float[Tensor, "blocks n"]]:
         """Column sums of (L X)², and of X² with the weights."""
         lower, weights = lower.to(X.device), None if weights is None else weights.to(X.device)
-        if compiled := self._lower_squares():
-            return compiled(lower, X, weights)
         return products.whitened_squares(lower, X, self._dtype), products.column_squares(X, weights, self._dtype)
-
-    def _lower_squares(self) -> lower_squares.LowerSquares | None:
-        """Compiled, where rows are stored in the dtype of the arithmetic."""
-        if self._dtype != self._pages.dtype or not isinstance(self._pages, Pages):
-            return None
-        return lower_squares.find(self._m * self.run.length * self.run.count, self._m, self._dtype, self.device)
 
     def _whitened_columns(self, index: Int[Tensor, " n"], block: Int[Tensor, " n"]) -> Float[Tensor, "n m"]:
         columns = self._pages.gather(index + self.run.start).double()
@@ -296,8 +285,8 @@ class DualBlocks:
             products.whiten_(lower[piece.blocks].to(G.device), G, self._dtype)
             self._pages.accept_changes()
 
-    def _stream(self, columns: int | None = None) -> Iterator[tuple[Piece, Float[Tensor, "blocks m length"]]]:
-        return self._pages.stream(self.run.pieces(columns or self._columns))
+    def _stream(self) -> Iterator[tuple[Piece, Float[Tensor, "blocks m length"]]]:
+        return self._pages.stream(self.run.pieces(self._columns))
 
     def _local(self, piece: Piece) -> slice:
         return slice(piece.start - self.run.start, piece.stop - self.run.start)
