@@ -28,7 +28,6 @@ LAYERS = [
         "blocks",
         "replacement",
         "pages",
-        "small_blocks",
     ],
     [
         "sliding",

@@ -1,17 +1,16 @@
 """Blocks of more weights than there are gradients (the full matrix among them): worked in the m x m dual."""
 
-import sys
 from collections.abc import Callable, Iterator
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mfac import memory, products, small_blocks, woodbury
+from mfac import memory, products, woodbury
 from mfac.blocks import Piece, Run
 from mfac.distributed.groups import Ranks
 from mfac.pages import Pages, SpreadPages
-from mfac.precision import float32_holds, largest_eigenvalue
+from mfac.precision import float32_holds
 
 
 class DualBlocks:
@@ -155,19 +154,10 @@ class DualBlocks:
                 return woodbury.factor(K, shift, overwrite=True), dtype
         # Column by column, as LAPACK writes and reads it: otherwise every block is transposed on its way in and out.
         L = memory.empty(self.run.count, self._m, self._m, dtype=torch.float64, device=self.device).transpose(1, 2)
-        compiled, limit = self._small_blocks(), largest_eigenvalue(shift) if self._auto else sys.float_info.max
         for piece, G in self._stream():
-            if dtype == torch.float32 and compiled and compiled.factor(G, shift, limit, out=L[piece.blocks]):
-                continue
             K, dtype = self._add_gram(None, G, shift, dtype)
             L[piece.blocks] = woodbury.factor(K, shift, overwrite=True)
         return L, dtype
-
-    def _small_blocks(self) -> small_blocks.SmallBlocks | None:
-        """For blocks whose rows all have the same weight."""
-        if not self._whole_blocks or self._weights is not None:
-            return None
-        return small_blocks.find(self.run.count, self._m, self.run.length, self._pages.dtype, self.device)
 
     def _gram(self, shift: float, dtype: torch.dtype) -> tuple[Float[Tensor, "blocks m m"], torch.dtype]:
         """G Gᵀ of every block, summed piece by piece and over the ranks, and the dtype that products need."""
@@ -241,7 +231,6 @@ class DualBlocks:
 
     def _squares_of_pieces(self) -> Callable[[Piece, Tensor], tuple[Tensor, Tensor]]:
         """What gives the column sums of W² and the diagonal of F − λI, for a piece of G, or of W where G was."""
-        small = self._small_blocks() if self._dtype == torch.float32 and not self._whitened else None
         Linv = None if self._whitened or self._whole_blocks else self._whitening(slice(None))
 
         def of_whitened(piece: Piece, W: Tensor) -> tuple[Tensor, Tensor]:
@@ -249,11 +238,8 @@ class DualBlocks:
             return squares, fisher / self._m
 
         def of_gradients(piece: Piece, G: Tensor) -> tuple[Tensor, Tensor]:
-            if small is not None:
-                squares, fisher = small.squares(self._L[piece.blocks], G)
-            else:
-                lower = self._whitening(piece.blocks) if Linv is None else Linv[piece.blocks]
-                squares, fisher = self._squares(lower, G, self._weights)
+            lower = self._whitening(piece.blocks) if Linv is None else Linv[piece.blocks]
+            squares, fisher = self._squares(lower, G, self._weights)
             return squares, fisher / self._m if self._weights is None else fisher
 
         return of_whitened if self._whitened else of_gradients
