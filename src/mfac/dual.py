@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mfac import memory, products, woodbury
+from mfac import products, woodbury
 from mfac.blocks import Piece, Run
 from mfac.distributed.groups import Ranks
 from mfac.pages import Pages, SpreadPages
@@ -153,7 +153,7 @@ class DualBlocks:
             with self._ranks.together("the factor of the Gram matrix"):
                 return woodbury.factor(K, shift, overwrite=True), dtype
         # Column by column, as LAPACK writes and reads it: otherwise every block is transposed on its way in and out.
-        L = memory.empty(self.run.count, self._m, self._m, dtype=torch.float64, device=self.device).transpose(1, 2)
+        L = torch.empty(self.run.count, self._m, self._m, dtype=torch.float64, device=self.device).transpose(1, 2)
         for piece, G in self._stream():
             K, dtype = self._add_gram(None, G, shift, dtype)
             L[piece.blocks] = woodbury.factor(K, shift, overwrite=True)

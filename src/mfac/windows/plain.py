@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mfac import memory, native, products
+from mfac import native, products
 from mfac.pages import Pages
 from mfac.row_formats import RowFormat, format_of
 from mfac.windows.rows import Pieces, Rows, SavedRows, StoredRow, check_fits
@@ -35,7 +35,7 @@ class Plain:
 
     def build(self, num_grads: int, dim: int, device: torch.device) -> Rows:
         """Rows of zeros."""
-        return PlainRows(self, memory.zeros(num_grads, dim, dtype=self.dtype, device=device))
+        return PlainRows(self, torch.zeros(num_grads, dim, dtype=self.dtype, device=device))
 
 
 class PlainRows:
@@ -88,7 +88,7 @@ class PlainRows:
     def widen(self, extra: int) -> None:
         """A wider matrix, made beside the present one."""
         m, d = self.shape
-        G = memory.zeros(m, d + extra, dtype=self.dtype, device=self._G.device)
+        G = torch.zeros(m, d + extra, dtype=self.dtype, device=self._G.device)
         G[:, :d] = self._G
         self._G = G
 

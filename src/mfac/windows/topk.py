@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mfac import memory
 from mfac.largest_entries import LONGEST_BLOCK, entry_blocks, largest, num_entries
 from mfac.row_formats import RowFormat, TopKFormat
 from mfac.windows.pages import CompressedRows
@@ -68,8 +67,8 @@ class TopK:
     def build(self, num_grads: int, dim: int, device: torch.device) -> Rows:
         """Rows of zeros."""
         entries = self.entries(dim)
-        indices = memory.zeros(num_grads, entries, dtype=torch.int16, device=device)
-        values = memory.zeros(num_grads, entries, dtype=self.dtype, device=device)
+        indices = torch.zeros(num_grads, entries, dtype=torch.int16, device=device)
+        values = torch.zeros(num_grads, entries, dtype=self.dtype, device=device)
         return TopKRows(self, indices, values, torch.zeros(dim, device=device))
 
 
