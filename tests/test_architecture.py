@@ -15,7 +15,6 @@ LAYERS = [
         "quantization",
         "largest_entries",
         "native",
-        "row_formats",
         "woodbury",
         "products",
         "reference",

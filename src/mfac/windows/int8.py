@@ -9,7 +9,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mfac import native, quantization
-from mfac.row_formats import Int8Format, RowFormat
 from mfac.windows.pages import CompressedRows
 from mfac.windows.rows import Rows, SavedRows, StoredRow, check_fits
 
@@ -45,10 +44,6 @@ class Int8:
     def bytes(self, num_grads: int, dim: int) -> int:
         """A byte a number, and the scales."""
         return num_grads * (dim + 4 * quantization.num_blocks(dim, self.block))
-
-    def row_format(self, dim: int) -> RowFormat:
-        """The bytes of a row in a file."""
-        return Int8Format(dim, self.block, self.stochastic, self.seed, self.name)
 
     def build(self, num_grads: int, dim: int, device: torch.device) -> Rows:
         """Rows of zeros."""

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from mfac import native, products
 from mfac.pages import Pages
-from mfac.row_formats import RowFormat, format_of
 from mfac.windows.rows import Pieces, Rows, SavedRows, StoredRow, check_fits
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -28,10 +27,6 @@ class Plain:
     def bytes(self, num_grads: int, dim: int) -> int:
         """The matrix."""
         return num_grads * dim * self.dtype.itemsize
-
-    def row_format(self, dim: int) -> RowFormat:
-        """The bytes of a row in a file."""
-        return format_of(self.dtype, dim)
 
     def build(self, num_grads: int, dim: int, device: torch.device) -> Rows:
         """Rows of zeros."""
