@@ -22,6 +22,7 @@ LAYERS = [
         "memory",
         "gradient_file",
         "layout",
+        "columns",
         "progress",
         "parameter_groups",
         "precision",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mfac import lower_squares, memory, products, small_blocks, woodbury
 from mfac.blocks import Piece, Run
-from mfac.distributed.groups import Ranks
+from mfac.columns import Ranks
 from mfac.pages import Pages, SpreadPages
 from mfac.precision import float32_holds, largest_eigenvalue
 
