@@ -15,7 +15,6 @@ LAYERS = [
         "quantization",
         "largest_entries",
         "native",
-        "row_formats",
         "woodbury",
         "products",
         "reference",
@@ -29,8 +28,6 @@ LAYERS = [
         "blocks",
         "replacement",
         "pages",
-        "small_blocks",
-        "lower_squares",
     ],
     [
         "sliding",
