@@ -21,6 +21,7 @@ LAYERS = [
         "memory",
         "gradient_file",
         "layout",
+        "columns",
         "progress",
         "parameter_groups",
         "precision",
