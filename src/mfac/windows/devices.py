@@ -90,8 +90,8 @@ class DeviceRows:
         load, gather = partial(self._columns, n), partial(self._gather, n)
         return MadePages(load(0, 1), self.shape[1], load, gather)
 
-    def widen(self, extra: int) -> None:
-        self.pieces[-1].widen(extra)
+    def widened(self, extra: int) -> Rows:
+        return DeviceRows([*self.pieces[:-1], self.pieces[-1].widened(extra)], self.devices)
 
     def state(self) -> Tensor | dict[str, Any]:
         """A matrix, copied to the CPU, where all pieces are matrices; otherwise the states of the pieces."""
@@ -107,7 +107,8 @@ class DeviceRows:
         if isinstance(saved, SideBySide):
             widths = [part.shape[1] for part in saved.pieces if hasattr(part, "shape")]
             parts = saved.pieces if widths == self.widths else parts
-        return any([piece.load(part, n) for piece, part in zip(self.pieces, parts, strict=True)])
+        converted = [piece.load(part, n) for piece, part in zip(self.pieces, parts, strict=True)]
+        return any(converted)
 
     def _columns(self, n: int, start: int, stop: int) -> Float[Tensor, "n columns"]:
         inside = [

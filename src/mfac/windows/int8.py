@@ -13,7 +13,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from mfac import memory
 from mfac.windows import native
 from mfac.windows.compressed import CompressedRows
 from mfac.windows.rows import Rows, SavedRows, StoredRow, check_fits
@@ -56,15 +55,14 @@ class Int8:
         return num_grads * (dim + 4 * self.blocks(dim))
 
     def build(self, num_grads: int, dim: int, device: torch.device) -> Rows:
-        codes = memory.zeros(num_grads, dim, dtype=torch.int8, device=device)
-        native.prepare(codes)
+        codes = torch.zeros(num_grads, dim, dtype=torch.int8, device=device)
         return Int8Rows(self, codes, torch.zeros(self.blocks(dim), num_grads, device=device))
 
 
 class Int8Rows(CompressedRows):
     """Codes [m, d] and scales [blocks, m].
 
-    Products never multiply codes by scales: within a block a scale is one number per row, and multiplies the coefficient
+    Products never multiply codes by scales: within a block a row has one scale, and that multiplies the coefficient
     that goes in (Gᵀa) or the sum that comes out (Gx).
     """
 
@@ -76,6 +74,7 @@ class Int8Rows(CompressedRows):
         self._codes = codes
         self._scales = scales
         self._written = written  # numbers the draws of stochastic rounding
+        native.prepare(codes)
 
     def compiled(self, dtype: torch.dtype) -> bool:
         return native.available(self._codes)
@@ -124,13 +123,9 @@ class Int8Rows(CompressedRows):
     def gather(self, n: int, indices: Int[Tensor, " c"]) -> Float[Tensor, "n c"]:
         return self._codes[:n, indices].float().mul_(self._scales[indices // self.kind.block, :n].T)
 
-    def widen(self, extra: int) -> None:
-        m, d = self.shape
-        wider = self.kind.build(m, d + extra, self._codes.device)
-        assert isinstance(wider, Int8Rows)
-        wider._codes[:, :d] = self._codes
-        wider._scales[: len(self._scales)] = self._scales
-        self._codes, self._scales, self.shape = wider._codes, wider._scales, wider.shape
+    def widened(self, extra: int) -> Rows:
+        codes, more = F.pad(self._codes, (0, extra)), self.kind.blocks(self.shape[1] + extra) - len(self._scales)
+        return Int8Rows(self.kind, codes, F.pad(self._scales, (0, 0, 0, more)), self._written)
 
     def state(self) -> dict[str, Any]:
         kind = {"block": self.kind.block, "stochastic": self.kind.stochastic, "seed": self.kind.seed}

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mfac import memory, products
+from mfac import products
 from mfac.pages import Pages
 from mfac.windows import native
 from mfac.windows.rows import Pieces, Rows, SavedRows, StoredRow, check_fits
@@ -28,7 +28,7 @@ class Plain:
         return num_grads * dim * self.dtype.itemsize
 
     def build(self, num_grads: int, dim: int, device: torch.device) -> Rows:
-        return PlainRows(self, memory.zeros(num_grads, dim, dtype=self.dtype, device=device))
+        return PlainRows(self, torch.zeros(num_grads, dim, dtype=self.dtype, device=device))
 
 
 class PlainRows:
@@ -74,11 +74,8 @@ class PlainRows:
     def pages(self, n: int) -> Pages:
         return Pages(self._G[:n], self._G.device)
 
-    def widen(self, extra: int) -> None:
-        m, d = self.shape
-        G = memory.zeros(m, d + extra, dtype=self.dtype, device=self._G.device)
-        G[:, :d] = self._G
-        self._G = G
+    def widened(self, extra: int) -> Rows:
+        return PlainRows(self.kind, torch.nn.functional.pad(self._G, (0, extra)))
 
     def state(self) -> Float[Tensor, "m d"]:
         return self._G

@@ -82,8 +82,8 @@ class Rows(Protocol):
     def pages(self, n: int) -> Pages:
         """The first n rows, by columns."""
 
-    def widen(self, extra: int) -> None:
-        """Appends `extra` columns of zeros."""
+    def widened(self, extra: int) -> "Rows":
+        """These rows with `extra` columns of zeros behind the others."""
 
     def state(self) -> Tensor | dict[str, Any]:
         """Everything to save, in the storage's own memory: a matrix, or a dict that `saved_rows` can read."""

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
-from mfac import memory
 from mfac.windows.compressed import CompressedRows
 from mfac.windows.rows import Rows, SavedRows, StoredRow, check_fits
 
@@ -65,8 +65,8 @@ class TopK:
 
     def build(self, num_grads: int, dim: int, device: torch.device) -> Rows:
         entries = self.entries(dim)
-        indices = memory.zeros(num_grads, entries, dtype=torch.int16, device=device)
-        values = memory.zeros(num_grads, entries, dtype=self.dtype, device=device)
+        indices = torch.zeros(num_grads, entries, dtype=torch.int16, device=device)
+        values = torch.zeros(num_grads, entries, dtype=self.dtype, device=device)
         return TopKRows(self, indices, values, torch.zeros(dim, device=device))
 
 
@@ -131,16 +131,13 @@ class TopKRows(CompressedRows):
             out.scatter_add_(1, places, self._values[:n, entries].float())
         return out[:, where]
 
-    def widen(self, extra: int) -> None:
-        """The last block grows, and may keep more entries from now on; new blocks follow it."""
-        m, d = self.shape
-        wider = self.kind.build(m, d + extra, self._error.device)
-        assert isinstance(wider, TopKRows)
-        entries = self._indices.shape[1]  # they stay where they are: only the last block gets room, behind them
-        wider._indices[:, :entries] = self._indices
-        wider._values[:, :entries] = self._values
-        wider._error[:d] = self._error
-        self.__init__(self.kind, wider._indices, wider._values, wider._error)  # type: ignore[misc]
+    def widened(self, extra: int) -> Rows:
+        """The last block grows and may keep more entries from now on, behind those it has; new blocks follow."""
+        dim = self.shape[1] + extra
+        more = (0, self.kind.entries(dim) - self._indices.shape[1])
+        return TopKRows(
+            self.kind, F.pad(self._indices, more), F.pad(self._values, more), F.pad(self._error, (0, extra))
+        )
 
     def state(self) -> dict[str, Any]:
         kind = {"density": self.kind.density, "block": self.kind.block}
