@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import mfac
 from experiments.baselines.pruning import prune
 from peers.cells import forget_peak, peak, resident
 

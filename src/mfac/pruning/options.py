@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 
-from mfac.distributed.groups import Ranks
+from mfac.columns import ranks_of
 from mfac.gradients.batches import Batch
 from mfac.gradients.collector import Fisher
 from mfac.pruning.patterns import Slices, parse_pattern
@@ -56,7 +56,7 @@ class PruningOptions:
         return cls(**{option.name: arguments[option.name] for option in fields(cls)})
 
     def __post_init__(self) -> None:
-        with Ranks(self.process_group).together("checking the options"):
+        with ranks_of(self.process_group).together("checking the options"):
             self._check_values()
             self._check_combinations()
 
@@ -90,7 +90,7 @@ class PruningOptions:
             raise ValueError("damping=\"auto\" requires method 'mfac'; give method 'diagonal' a number")
         if self.damping == "auto" and self.method == "mfac" and self.rows_dir is not None:
             raise ValueError('damping="auto" needs the rows in memory, and rows_dir puts them on disk; drop one')
-        if self.process_group is None or dist.get_world_size(self.process_group) == 1:
+        if ranks_of(self.process_group).size == 1:
             return
         if self.rows_dir is not None:
             raise ValueError("rows_dir is for one process; with a process_group every rank keeps its columns in memory")

@@ -15,8 +15,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from mfac.blocks import FisherBlocks
+from mfac.columns import Ranks, ranks_of
 from mfac.distributed.exchange import accumulate_share, check_ranks, collect_share
-from mfac.distributed.groups import Ranks
 from mfac.distributed.shares import ColumnShare, column_shares, shares_at
 from mfac.gradient_file import GradientFile
 from mfac.gradients import accumulate_fisher, collect_gradients
@@ -98,7 +98,7 @@ class Pruner:
         method: Method | None = None,
     ):
         self.options = options
-        self._ranks = ranks = Ranks(options.process_group)
+        self._ranks = ranks = ranks_of(options.process_group)
         with ranks.together("looking at the arguments"):
             if isinstance(sparsity, Mapping) and options.targets is not None:
                 raise ValueError("sparsity by name says what is pruned; leave targets out")
