@@ -33,12 +33,7 @@ from experiments.ledger import Ledger
 from experiments.models.resnet import mfac_resnet20
 from experiments.pruned_resnet import accuracy_on_test, bn_batches, measured, pruned
 from experiments.recalibration import recalibration
-<<<<<<< HEAD
-from experiments.resnet import mfac_resnet20
 from mfac.pruning import PruningResult
-=======
-from mfac.pruning import PruningResult, prune
->>>>>>> main
 
 COMMAND = "python -m experiments.one_shot_pruning"
 IMAGES = Path(__file__).parent.parent / "docs" / "images"

@@ -8,13 +8,8 @@ from torch import nn
 import mfac
 from experiments.baselines.pruning import prune
 from experiments.data import HALVES, ImageBatches, accuracy, load_cifar10
-<<<<<<< HEAD
-from experiments.resnet import mfac_resnet20
-from mfac.pruning import PruningResult
-=======
 from experiments.models.resnet import mfac_resnet20
-from mfac.pruning import PruningResult, prune
->>>>>>> main
+from mfac.pruning import PruningResult
 
 LOSS = mfac.criterion_loss(nn.CrossEntropyLoss())
 

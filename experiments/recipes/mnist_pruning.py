@@ -19,22 +19,13 @@ from torch import Tensor, nn
 import mfac
 from experiments import drawing
 from experiments.baselines.kfac import damped_factors
-<<<<<<< HEAD
 from experiments.baselines.layer_moments import find_layers, layer_moments
 from experiments.baselines.pruning import prune
-from experiments.models.mlp import MLPNET, mlp
-from experiments.recipe import Recipe, Request, Results
-from experiments.training import Training, cosine
-from mfac.app.datasets import TensorBatches, load_mnist
-from mfac.app.datasets.images import Normalisation
-=======
 from experiments.datasets.images import Normalisation, load_mnist
 from experiments.models.mlp import MLPNET, mlp
 from experiments.recipe import Recipe, Request, Results
 from experiments.training import Training, cosine
 from mfac.app.tasks.tensor_batches import TensorBatches
-from mfac.pruning.layer_statistics import find_layers, layer_moments
->>>>>>> main
 
 LOSS = mfac.criterion_loss(nn.CrossEntropyLoss())
 PIXELS = Normalisation((0.1307,), (0.3081,))
