@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from experiments import drawing
+from experiments.baselines.pruning import prune
 from experiments.image_task import ImageTask, image_task
 from experiments.recipe import Request, Results
 from experiments.training import Checkpoint, cross_entropy, file_of
-from mfac.pruning import GradualPruner
+from mfac.pruning import attach_masks
 
 
 @dataclass(frozen=True)
@@ -53,20 +54,19 @@ class GradualRun:
     def __init__(self, model: nn.Module, plan: Plan, task: ImageTask, keep: Path | None = None, test_every: int = 1):
         self.model, self.plan, self.task, self.test_every = model, plan, task, test_every
         self.optimizer = torch.optim.SGD(model.parameters(), plan.lr(0), momentum=0.9, weight_decay=plan.weight_decay)
-        self.pruner = GradualPruner(
-            model, cross_entropy, lambda step: task.batches(plan.gradient_batch, 1000 + step),
-            list(plan.prune_at.values()), optimizer=self.optimizer, reset_momentum=plan.reset_momentum, progress=False,
-            **plan.pruning,
-        )  # fmt: skip
-        self.checkpoint = Checkpoint(keep, model=model, optimizer=self.optimizer, pruner=self.pruner)
+        self.masks: dict[str, torch.Tensor] = {}
+        self.keeper = attach_masks(self.optimizer, self.masks, model)
+        self.checkpoint = Checkpoint(keep, model=model, optimizer=self.optimizer)
 
     def run(self) -> dict[str, Any]:
         """A row for every epoch: sparsity, seconds, accuracy after pruning and after training."""
-        rows: list[dict[str, Any]] = (self.checkpoint.load() or {"rows": []})["rows"]
+        record = self.checkpoint.load() or {"rows": [], "masks": {}}
+        rows: list[dict[str, Any]] = record["rows"]
+        self._hold(record["masks"])
         for epoch in range(len(rows), self.plan.epochs):
             rows.append(self._epoch(epoch))
             print(f"  epoch {epoch + 1} of {self.plan.epochs}: {rows[-1]}", flush=True)
-            self.checkpoint.save(rows=rows)
+            self.checkpoint.save(rows=rows, masks=self.masks)
         self.checkpoint.remove()
         return {"rows": rows}
 
@@ -74,9 +74,7 @@ class GradualRun:
         row: dict[str, Any] = {"epoch": epoch}
         if epoch in self.plan.prune_at:
             began = time.process_time()
-            result = self.pruner.step()
-            assert result is not None
-            row |= {"sparsity": result.sparsity, "pruning_seconds": round(time.process_time() - began, 2)}
+            row |= {"sparsity": self._prune(epoch), "pruning_seconds": round(time.process_time() - began, 2)}
             row["pruned"] = self.task.test(self.model)
         for group in self.optimizer.param_groups:
             group["lr"] = self.plan.lr(epoch)
@@ -87,6 +85,21 @@ class GradualRun:
         if last or epoch % self.test_every == 0 or epoch + 1 in self.plan.prune_at:
             row["trained"] = self.task.test(self.model)
         return row
+
+    def _prune(self, epoch: int) -> float:
+        """As `GradualPruner.step`, which has no baselines."""
+        number = list(self.plan.prune_at).index(epoch)
+        batches = self.task.batches(self.plan.gradient_batch, 1000 + number)
+        result = prune(self.model, cross_entropy, batches, self.plan.prune_at[epoch], masks=self.masks, seed=number,
+                       progress=False, **self.plan.pruning)  # fmt: skip
+        self._hold(result.masks)
+        for state in self.optimizer.state.values() if self.plan.reset_momentum else ():
+            state["momentum_buffer"].zero_()
+        return result.sparsity
+
+    def _hold(self, masks: dict[str, torch.Tensor]) -> None:
+        self.masks = masks
+        self.keeper.update(masks)
 
     def _train(self, epoch: int) -> None:
         self.model.train()

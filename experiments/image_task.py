@@ -1,4 +1,4 @@
-"""What the pruning recipes work on: ResNet20 on CIFAR-10, or a model on ImageNet; an untrained ResNet8 in smoke tests."""
+"""What the pruning recipes work on: ResNet20 on CIFAR-10, or a model on ImageNet; in smoke tests a fresh ResNet8."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +32,7 @@ class ImageTask(NamedTuple):
 
 
 def image_task(request: Request, test_images: int, augment: bool = True, name: str | None = None) -> ImageTask:
-    """ImageNet at full size or where its folder is given; `name`: of the model, if the checkpoint is a bare state dict."""
+    """ImageNet at full size or where its folder is given; `name`: of the model of a bare state dict."""
     if request.size == "full" or request.images is not None:
         return imagenet_task(request, lambda: load_weights(request.weights(), name))
     return ImageTask(

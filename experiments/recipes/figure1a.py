@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import mfac
 from experiments import drawing
+from experiments.baselines.pruning import prune
 from experiments.image_task import ImageTask, image_task
 from experiments.recipe import Recipe, Request, Results
 from experiments.training import cross_entropy
@@ -84,9 +84,7 @@ def row(task: ImageTask, settings: Settings, arguments: dict[str, Any]) -> dict[
     found = {}
     for sparsity in settings.sparsities:
         model, batches = task.model(), task.batches(settings.batch_size, 0)
-        result = mfac.prune(
-            model, cross_entropy, batches, sparsity, seed=1, loss_batches=1, progress=False, **arguments
-        )
+        result = prune(model, cross_entropy, batches, sparsity, seed=1, loss_batches=1, progress=False, **arguments)
         spent = sum(record.seconds - record.gradient_seconds for record in result.history)
         found[f"{sparsity:g}"] = task.test(model) | {"seconds_beyond_gradients": round(spent, 3)}
         print(f"  {sparsity:.0%}: {found[f'{sparsity:g}']}", flush=True)

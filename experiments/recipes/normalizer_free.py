@@ -98,10 +98,13 @@ def tasks(request: Request, settings: Settings) -> Iterator[tuple[str, ImageTask
         return
     test = data.make_test(data.CIFAR10, settings.test_images)
     for name, build in NETWORKS.items():
-        yield name, ImageTask(
-            lambda a=(name, build): trained(*a, request, settings),
-            lambda size, seed: data.cifar_batches(size, data.CIFAR10, seed, augment=False),
-            test,
+        yield (
+            name,
+            ImageTask(
+                lambda a=(name, build): trained(*a, request, settings),
+                lambda size, seed: data.cifar_batches(size, data.CIFAR10, seed, augment=False),
+                test,
+            ),
         )
 
 

@@ -57,7 +57,7 @@ def plans(request: Request) -> dict[str, Plan]:
 
 def run(request: Request) -> None:
     if request.size == "small":
-        for row in filter(request.wants, gradual_pruning.RUNS):
+        for row in filter(request.wants, gradual_pruning.METHODS):
             gradual_pruning.run(row, request.folder)
     else:
         run_plans("table3", request, plans(request), 100 if request.size == "smoke" else 50_000, test_every=1)
