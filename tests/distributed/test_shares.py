@@ -2,7 +2,7 @@
 
 import pytest
 
-from mfac.blocks import block_runs, runs_between
+from mfac.pages import block_runs, runs_between
 from mfac.distributed.shares import column_shares, shares_at
 
 

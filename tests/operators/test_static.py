@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mfac
-from mfac.blocks import Run, block_runs
+from mfac.pages import Run, block_runs
 from mfac.pages import Pages
-from mfac.spread_rows import _check_memory
+from mfac.pages import _check_memory
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from mfac.blocks import FisherBlocks
 from mfac.distributed.groups import Ranks
 from mfac.distributed.shares import ColumnShare
+from mfac.fisher_blocks import FisherBlocks
 from mfac.gradients.batches import Batch
 from mfac.gradients.collection import Collection
 from mfac.gradients.fillers import Task

@@ -9,10 +9,10 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mfac.blocks import FisherBlocks, block_runs
 from mfac.distributed.exchange import accumulate_share, check_ranks, collect_share
 from mfac.distributed.groups import Ranks
 from mfac.distributed.shares import ColumnShare, column_shares
+from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile, check_file_dtype
 from mfac.gradients import fingerprint
 from mfac.gradients.batches import Batch
@@ -23,6 +23,7 @@ from mfac.gradients.one_batch import LossFn
 from mfac.gradients.row_sinks import BlocksSink, FileSink, TensorSink
 from mfac.layout import Masks, ParameterLayout, Params
 from mfac.memory import available_memory, gib
+from mfac.pages import block_runs
 
 Fisher = Literal["empirical", "sampled"]
 Method = Literal["auto", "vmap", "loop"]

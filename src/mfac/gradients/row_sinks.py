@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mfac.blocks import FisherBlocks
+from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
 from mfac.gradients.batches import ALIGNMENT
 from mfac.memory import available_memory, gib

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mfac.blocks import FisherBlocks, Run, block_runs
 from mfac.distributed.groups import Ranks
+from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
-from mfac.pages import Pages
+from mfac.pages import Pages, Run, block_runs
 from mfac.pruning.fisher_parts import WIDE_PIECE, LargeBlocks, SmallBlocks, SummedBlocks
 from mfac.pruning.greedy import CheapestSoFar, greedy_costs
 from mfac.pruning.removal import scores, single_sums

@@ -7,9 +7,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mfac import products, woodbury
-from mfac.blocks import Piece, Run
 from mfac.distributed.groups import Ranks
-from mfac.pages import Pages
+from mfac.pages import Pages, Piece, Run
 from mfac.precision import float32_holds
 from mfac.pruning.removal import group_costs, primal_removal
 from mfac.pruning.slices import block_group_costs, members

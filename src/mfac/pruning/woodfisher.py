@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mfac.blocks import block_runs
+from mfac.pages import block_runs
 from mfac.pruning.removal import inverse_removal, scores, single_sums
 from mfac.reference import woodbury_recursion
 
