@@ -12,20 +12,17 @@ ROOT = Path(mfac.__file__).parent
 # Each room may import those of its own row and of the rows above it.
 LAYERS = [
     [
-        "quantization",
-        "largest_entries",
-        "native",
         "woodbury",
         "products",
         "reference",
         "memory",
         "gradient_file",
         "layout",
+        "columns",
         "progress",
         "parameter_groups",
         "precision",
-        "blocks",
-        "replacement",
+        "fisher_blocks",
         "pages",
     ],
     [
@@ -33,11 +30,9 @@ LAYERS = [
         "dual",
         "primal",
         "inverse_fisher",
-        "spread_rows",
         "windows",
         "static",
         "gradients",
-        "saved_window",
         "dynamic",
         "distributed",
     ],
@@ -47,7 +42,7 @@ LAYERS = [
     ["__main__"],
 ]
 RANK = {room: rank for rank, layer in enumerate(LAYERS) for room in layer}
-TORCH_ONLY = {"woodbury", "products", "quantization", "largest_entries", "reference", "layout"}
+TORCH_ONLY = {"woodbury", "products", "reference", "layout"}
 MODULES = sorted(path for path in ROOT.rglob("*.py"))
 
 

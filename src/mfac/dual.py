@@ -177,9 +177,7 @@ class DualBlocks:
             inverse.diagonal(dim1=1, dim2=2).add_(1)
             yield blocks, inverse.div_(self._damping)
 
-    def group_costs(
-        self, theta: Float[Tensor, " n"], ids: Int[Tensor, " n"], count: int
-    ) -> Float[Tensor, " count"]:
+    def group_costs(self, theta: Float[Tensor, " n"], ids: Int[Tensor, " n"], count: int) -> Float[Tensor, " count"]:
         """½ θ_Qᵀ([F⁻¹]_QQ)⁻¹θ_Q of `count` groups, `ids` being each weight's group; summed over a group's blocks."""
         out = theta.new_zeros(count)
         if not len(ids):

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 # Numbers of G in one piece: a piece of many small blocks stays in cache, one of a large block is wide enough for matrix
@@ -76,7 +76,7 @@ class Piece:
         """The columns of the piece, one matrix per block; a view."""
         return G.unflatten(1, (self.last - self.first, -1)).transpose(0, 1)
 
-    def split(self, x: Float[Tensor, "columns *k"]) -> Float[Tensor, "blocks length *k"]:
+    def split(self, x: Shaped[Tensor, "columns *k"]) -> Shaped[Tensor, "blocks length *k"]:
         """The entries of x in the piece, one vector (or matrix) per block; a view."""
         return x.unflatten(0, (self.last - self.first, -1))
 
@@ -115,6 +115,7 @@ def block_runs(dim: int, block_size: int | None, sizes: Sequence[int] | None = N
     return runs
 
 
+@runtime_checkable
 class ColumnSource(Protocol):
     """A matrix [m, d] that is read by columns, such as a gradient file or a window of compressed rows."""
 

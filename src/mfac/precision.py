@@ -2,8 +2,8 @@
 
 A product in float32 has an error of about eps · ‖x‖/λ, and what is promised is relative to ‖F⁻¹x‖. The worst ratio of
 the two is the condition number of F, at most ‖S‖/(mλ) with S = mλI + GGᵀ. So any product is safe while eps · ‖S‖/(mλ)
-is small. The push-through step S⁻¹e_k, of a gradient that is in the window, subtracts nothing from x and needs less: its
-errors grow with the `sensitivity` below, which depends on how collinear the rows are and not on how large they are.
+is small. The push-through step S⁻¹e_k, of a gradient in the window, subtracts nothing from x and needs less: its errors
+grow with the `sensitivity` below, which depends on how collinear the rows are and not on how large they are.
 """
 
 import math
@@ -68,7 +68,7 @@ def is_sensitive(sensitivity: float, before: bool) -> bool:
 
 
 def sensitivity(collinearity: float, terms: float, total: float) -> float:
-    """The factor by which relative errors of products with G can grow in the step Gᵀc, c = S⁻¹e_k; 1 for orthogonal rows.
+    """How much relative errors of products with G can grow in the step Gᵀc, c = S⁻¹e_k; 1 for orthogonal rows.
 
     The geometric mean of two things: the collinearity, by which errors of K grow in c, and terms/total, by which the
     terms of Gᵀc cancel.

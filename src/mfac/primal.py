@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from mfac import products, woodbury
@@ -98,8 +98,8 @@ class PrimalBlocks:
         self, theta: Float[Tensor, " n"], removed: Bool[Tensor, " n"]
     ) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]:
         """δ = −θ on the removed weights and F_RR⁻¹ F_RQ θ_Q on the kept ones, and ½ δᵀFδ."""
-        parts = zip(*(values.split(self._step) for values in (self._L, self._split(theta), self._split(removed))))
-        results = [woodbury.primal_removal(L @ L.transpose(1, 2), weights, gone) for L, weights, gone in parts]
+        blocks = self._L.split(self._step), self._split(theta).split(self._step), self._split(removed).split(self._step)
+        results = [woodbury.primal_removal(L @ L.transpose(1, 2), t, r) for L, t, r in zip(*blocks, strict=True)]
         return torch.cat([delta.flatten() for delta, _ in results]), torch.cat([cost for _, cost in results]).sum()
 
     def cost(self, delta: Float[Tensor, " n"]) -> Float[Tensor, ""]:
@@ -112,9 +112,7 @@ class PrimalBlocks:
             blocks = slice(first, min(first + self._step, self.run.count))
             yield blocks, torch.cholesky_inverse(self._L[blocks])
 
-    def group_costs(
-        self, theta: Float[Tensor, " n"], ids: Int[Tensor, " n"], count: int
-    ) -> Float[Tensor, " count"]:
+    def group_costs(self, theta: Float[Tensor, " n"], ids: Int[Tensor, " n"], count: int) -> Float[Tensor, " count"]:
         """½ θ_Qᵀ([F⁻¹]_QQ)⁻¹θ_Q of `count` groups, `ids` being each weight's group; summed over a group's blocks."""
         out = theta.new_zeros(count)
         for blocks, inverse in self.inverses():
@@ -131,7 +129,7 @@ class PrimalBlocks:
                 out.index_add_(0, key % count, 0.5 * (theta_Q * x).sum(-1))
         return out
 
-    def _split(self, x: Float[Tensor, "n *k"] | Tensor) -> Float[Tensor, "blocks b *k"] | Tensor:
+    def _split(self, x: Shaped[Tensor, "n *k"]) -> Shaped[Tensor, "blocks b *k"]:
         return x.unflatten(0, (self.run.count, self.run.length))
 
 

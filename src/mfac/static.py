@@ -9,7 +9,7 @@ import torch.distributed as dist
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mfac.distributed.groups import Ranks
+from mfac.columns import ranks_of
 from mfac.dual import DualBlocks
 from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
@@ -68,16 +68,18 @@ class StaticInverseFisher(InverseFisher):
         precision: Precision = "auto",
         process_group: dist.ProcessGroup | None = None,
     ):
-        self._ranks = None if process_group is None else Ranks(process_group)
+        self._ranks = None if process_group is None else ranks_of(process_group)
         # Ranks share the one block of the full matrix, which sums over them itself; other blocks lie on one rank each.
         self._shared = block_size is None and not isinstance(grads, FisherBlocks)
         arguments = (block_size, sizes, row_weights, device, page_size, overwrite, precision)
         reduce = None
-        if self._ranks is not None:
+        if self._ranks is None or self._ranks.size == 1:
+            _check(grads, damping, *arguments, least=1)
+        else:
             with self._ranks.together("building the operator"):
-                _check(grads, damping, *arguments, some=self._ranks.size == 1)
+                _check(grads, damping, *arguments)
             self._ranks.agree_on(_description(grads, damping, *arguments))
-            reduce = self._ranks.sum_ if self._shared and self._ranks.size > 1 else None
+            reduce = self._ranks.sum_ if self._shared else None
         with self._alone("building the blocks"):
             self._blocks = build_blocks(grads, damping, *arguments, reduce=reduce)
         stored = torch.float32 if isinstance(grads, FisherBlocks) else grads.dtype
@@ -165,7 +167,7 @@ def build_blocks(
 
     `reduce` sums over the ranks that share the full matrix, each with some of its columns.
     """
-    _check(grads, damping, block_size, sizes, row_weights, device, page_size, overwrite, precision, reduce is None)
+    _check(grads, damping, block_size, sizes, row_weights, device, page_size, overwrite, precision)
     where = _device_of(grads, device)
     if isinstance(grads, FisherBlocks):
         return [
@@ -185,9 +187,7 @@ def build_blocks(
     return found
 
 
-def elements(
-    parts: Sequence[Blocks], rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]
-) -> Float[Tensor, " n"]:
+def elements(parts: Sequence[Blocks], rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
     """[F⁻¹]_ij for pairs (i, j); zero between blocks."""
     out = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
     for blocks in parts:
@@ -240,9 +240,9 @@ def _check(
     page_size: int | None,
     overwrite: bool,
     precision: str,
-    some: bool,
+    least: int = 0,
 ) -> None:
-    """Raises for arguments that do not fit; a rank (not `some`) may have no column of the matrix."""
+    """Raises for arguments that do not fit; only a rank may have a matrix without columns."""
     check_precision(precision)
     check_damping(damping)
     if isinstance(grads, FisherBlocks):
@@ -254,7 +254,7 @@ def _check(
         if grads.num_grads == 0:
             raise ValueError("the FisherBlocks hold no gradient yet; add some rows first")
         return
-    _check_grads(grads, some)
+    _check_grads(grads, least)
     m, d = grads.shape
     runs, where = block_runs(d, block_size, sizes), _device_of(grads, device)
     if row_weights is not None:
@@ -265,7 +265,7 @@ def _check(
     _check_memory(runs, m, m * d * grads.dtype.itemsize if moved else 0, where)
 
 
-def _check_grads(grads: object, some: bool) -> None:
+def _check_grads(grads: object, least: int) -> None:
     if not isinstance(grads, Tensor | GradientFile):
         raise ValueError(f"grads must be a tensor [m, d], a GradientFile or FisherBlocks, not {type(grads).__name__}")
     if isinstance(grads, GradientFile):
@@ -276,7 +276,7 @@ def _check_grads(grads: object, some: bool) -> None:
             )
     elif not grads.is_floating_point():
         raise ValueError(f"grads must be floating-point, not {grads.dtype}; convert them with .float()")
-    if len(grads.shape) != 2 or not grads.shape[0] or (some and not grads.shape[1]):
+    if len(grads.shape) != 2 or not grads.shape[0] or grads.shape[1] < least:
         raise ValueError(f"grads must be [m, d] with at least one gradient and one weight, not {list(grads.shape)}")
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from mfac.distributed.groups import Ranks
+from mfac.columns import Ranks
 from mfac.distributed.shares import ColumnShare
 from mfac.fisher_blocks import FisherBlocks
 from mfac.gradients.batches import Batch

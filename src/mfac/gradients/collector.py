@@ -9,8 +9,8 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mfac.columns import ranks_of
 from mfac.distributed.exchange import accumulate_share, check_ranks, collect_share
-from mfac.distributed.groups import Ranks
 from mfac.distributed.shares import ColumnShare, column_shares
 from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile, check_file_dtype
@@ -147,7 +147,7 @@ def collect_gradients(
         MemoryError: the rows would not fit; the message says what would.
         RuntimeError: a loss or a gradient that is not finite.
     """
-    ranks = Ranks(process_group)
+    ranks = ranks_of(process_group)
     with ranks.together("looking at the arguments"):
         collection = Collection(num_grads, per_sample, fisher, method, chunk_size, cycle, progress, seed)
         task = collection.task(model, loss_fn, ParameterLayout(model, params, masks), sample_fn, output_fn)
@@ -206,7 +206,7 @@ def accumulate_fisher(
     Raises:
         ValueError, MemoryError, RuntimeError: as `collect_gradients` does.
     """
-    ranks = Ranks(process_group)
+    ranks = ranks_of(process_group)
     with ranks.together("looking at the arguments"):
         collection = Collection(num_grads, per_sample, fisher, method, chunk_size, cycle, progress, seed)
         task = collection.task(model, loss_fn, ParameterLayout(model, params, masks), sample_fn, output_fn)

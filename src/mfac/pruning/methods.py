@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from mfac.columns import Ranks
 from mfac.distributed.exchange import accumulate_share, check_ranks, collect_share
-from mfac.distributed.groups import Ranks
 from mfac.distributed.shares import ColumnShare, column_shares, shares_at
 from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile

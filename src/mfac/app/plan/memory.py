@@ -8,7 +8,7 @@ import torch
 
 from mfac.memory import gib
 from mfac.pages import DISK_PIECE, WIDE_PIECE, block_runs
-from mfac.pruning.methods import ROWS_PER_BLOCK_SIZE
+from mfac.pruning.step import ROWS_PER_BLOCK_SIZE
 from mfac.windows import TopK, Window, as_kind, window_bytes
 
 SUMMED_AT_ONCE = 32  # rows that wait to be added to the sums of blocks
