@@ -129,7 +129,8 @@ def pair_products(
     """
     out = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
     same = (rows // length == columns // length).nonzero()[:, 0]
-    for chosen in same[rows[same].argsort(stable=True)].split(step):
+    same = same[rows[same].argsort(stable=True)]
+    for chosen in same.split(step) if len(same) else ():
         wanted, where = torch.stack((rows[chosen], columns[chosen])).unique(return_inverse=True)
         blocks, table, row, place = grouped(wanted // length, wanted % length)
         W = whitened(blocks, table.clamp_min(0))[row, :, place]
