@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from mfac.gradients.batches import Batch
-from mfac.gradients.engine import Engine
 from mfac.gradients.weight_uses import Use, WeightUses
 from mfac.layout import ParameterLayout
 
@@ -40,7 +39,6 @@ class BatchGradient:
         self._is_masked = layout.masked
         self._uses = WeightUses(model, layout)
         self._slots = layout.full_slots
-        self._engine = Engine()
 
     def places(self, rows: Float[Tensor, "c d"]) -> Iterator[Places]:
         """For each row, where in it the gradients are to be written.
@@ -66,7 +64,7 @@ class BatchGradient:
         if self._uses.are_sought and (uses := self._uses.find(loss.grad_fn, places)):
             check = self._store_in_place(loss, uses, row, places, zeroed)
         else:
-            grads = self._engine.gradients(loss, self.layout.tensors)
+            grads = torch.autograd.grad(loss, self.layout.tensors, allow_unused=True)
             try:
                 torch._foreach_copy_(places, grads)
             except (TypeError, RuntimeError):  # a mask, a parameter without a gradient, or one whose gradient is sparse
@@ -82,7 +80,9 @@ class BatchGradient:
         nodes = list(dict.fromkeys(use.node for some in uses.values() for use in some))
         rest = [position for position in range(len(places)) if position not in uses]
         edges: list[Any] = [GradientEdge(node, 0) for node in nodes]
-        grads = self._engine.gradients(loss, (*edges, *(self.layout.tensors[position] for position in rest)))
+        grads = torch.autograd.grad(
+            loss, (*edges, *(self.layout.tensors[position] for position in rest)), allow_unused=True
+        )
         outputs = dict(zip(nodes, grads, strict=False))
         if rest:
             torch._foreach_copy_([places[position] for position in rest], self.layout.dense(grads[len(nodes) :], rest))

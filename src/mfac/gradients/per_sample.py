@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from mfac.gradients.batches import Batch, sample_tensors, with_sample_tensors
-from mfac.gradients.engine import Engine
 from mfac.gradients.interception import BranchError, Interception
 from mfac.gradients.one_batch import Filled, LossFn, scalar_loss
 from mfac.gradients.row_products import RowProducts
@@ -40,7 +39,6 @@ class MappedGradients:
         self.bytes_per_sample = 0
         self._bound = _Bound(model, loss_fn)
         self._products = RowProducts()
-        self._engine = Engine()
         self._hooked = first_with_hook(model, layout)
         self._has_recurrent = any(isinstance(module, nn.RNNBase | nn.RNNCellBase) for module in model.modules())
         # Matrices, and biases of layers that are caught, are repeated only if a use turns out not to be caught.
@@ -94,7 +92,7 @@ class MappedGradients:
             losses = self._losses(batch, writer, set(map(id, caught)), anchor, copies)
         inputs = (anchor, *copies.values(), *caught, *repeated.values())
         writer.open = True
-        grads = iter(self._engine.gradients(losses.sum(), inputs)[1:])
+        grads = iter(torch.autograd.grad(losses.sum(), inputs, allow_unused=True)[1:])
         for p, grad in zip(repeated.values(), islice(grads, len(copies)), strict=True):
             if grad is not None:
                 writer.add(id(p), grad)
