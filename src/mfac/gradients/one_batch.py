@@ -7,10 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
 
 from mfac.gradients.batches import Batch
-from mfac.gradients.weight_uses import Use, WeightUses
 from mfac.layout import ParameterLayout
 
 LossFn = Callable[[Any, Any], Tensor]
@@ -37,8 +35,6 @@ class BatchGradient:
     def __init__(self, model: nn.Module, loss_fn: LossFn, layout: ParameterLayout):
         self.model, self.loss_fn, self.layout = model, loss_fn, layout
         self._is_masked = layout.masked
-        self._uses = WeightUses(model, layout)
-        self._slots = layout.full_slots
 
     def places(self, rows: Float[Tensor, "c d"]) -> Iterator[Places]:
         """For each row, where in it the gradients are to be written.
@@ -61,39 +57,14 @@ class BatchGradient:
         loss = self.loss_fn(self.model, batch)
         if not (isinstance(loss, Tensor) and loss.ndim == 0 and loss.requires_grad):
             loss = _differentiable(loss)
-        if self._uses.are_sought and (uses := self._uses.find(loss.grad_fn, places)):
-            check = self._store_in_place(loss, uses, row, places, zeroed)
-        else:
-            grads = torch.autograd.grad(loss, self.layout.tensors, allow_unused=True)
-            try:
-                torch._foreach_copy_(places, grads)
-            except (TypeError, RuntimeError):  # a mask, a parameter without a gradient, or one whose gradient is sparse
-                self.layout.flatten(grads, row)
-            check = _sum(row)
+        grads = torch.autograd.grad(loss, self.layout.tensors, allow_unused=True)
+        try:
+            torch._foreach_copy_(places, grads)
+        except (TypeError, RuntimeError):  # a mask, a parameter without a gradient, or one whose gradient is sparse
+            self.layout.flatten(grads, row)
+        check = _sum(row)
         # An accelerator is not waited for; a compiled model may use the memory of its loss again, so it is copied.
         return loss.item() if loss.is_cpu else loss.detach().clone(), check
-
-    def _store_in_place(
-        self, loss: Tensor, uses: dict[int, list[Use]], row: Float[Tensor, "d"], places: Places, zeroed: bool
-    ) -> Float[Tensor, ""]:
-        """The same, where the gradients of the parameters whose `uses` are known are formed in their places."""
-        nodes = list(dict.fromkeys(use.node for some in uses.values() for use in some))
-        rest = [position for position in range(len(places)) if position not in uses]
-        edges: list[Any] = [GradientEdge(node, 0) for node in nodes]
-        grads = torch.autograd.grad(
-            loss, (*edges, *(self.layout.tensors[position] for position in rest)), allow_unused=True
-        )
-        outputs = dict(zip(nodes, grads, strict=False))
-        if rest:
-            torch._foreach_copy_([places[position] for position in rest], self.layout.dense(grads[len(nodes) :], rest))
-        check, start = torch.zeros((), device=row.device), 0
-        for position in sorted(uses):
-            slot = self._slots[position]
-            limit = self._uses.write(
-                uses[position], [outputs[use.node] for use in uses[position]], places[position], zeroed
-            )
-            check, start = check + limit + _sum(row[start : slot.start]), slot.stop
-        return check + _sum(row[start:])
 
 
 def _sum(row: Float[Tensor, "d"]) -> Float[Tensor, ""]:

@@ -21,7 +21,6 @@ from mfac.gradients.interception import BranchError, Interception
 from mfac.gradients.one_batch import Filled, LossFn, scalar_loss
 from mfac.gradients.row_products import RowProducts
 from mfac.gradients.weight_gradients import RowWriter
-from mfac.gradients.weight_uses import first_with_hook
 from mfac.layout import ParameterLayout
 
 
@@ -169,3 +168,12 @@ class _Bound(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         return self._loss_fn[0](self.model, batch)
+
+
+def first_with_hook(model: nn.Module, layout: ParameterLayout) -> str | None:
+    """The name of a parameter or a module whose gradients go through a hook."""
+    for name, parameter in zip(layout.names, layout.tensors, strict=True):
+        if parameter._backward_hooks:
+            return name
+    hooked = (name for name, module in model.named_modules() if module._backward_hooks or module._backward_pre_hooks)
+    return next((f"the module {name}" if name else "the model" for name in hooked), None)
