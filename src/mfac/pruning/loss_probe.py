@@ -8,8 +8,8 @@ from torch import nn
 
 from mfac.distributed.groups import Ranks
 from mfac.gradients.batches import Batch, move
+from mfac.gradients.losses import LossFn
 from mfac.gradients.model_state import evaluation
-from mfac.gradients.one_batch import LossFn
 
 
 class LossProbe:

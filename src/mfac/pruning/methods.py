@@ -13,9 +13,9 @@ from mfac.distributed.groups import Ranks
 from mfac.distributed.shares import ColumnShare, column_shares, shares_at
 from mfac.gradient_file import GradientFile
 from mfac.gradients import accumulate_fisher, collect_gradients
+from mfac.gradients.collect import Fisher
 from mfac.gradients.collection import Collection
-from mfac.gradients.collector import Fisher
-from mfac.gradients.one_batch import LossFn
+from mfac.gradients.losses import LossFn
 from mfac.layout import ParameterLayout
 from mfac.pruning.batch_stream import BatchStream
 from mfac.pruning.curvature import Curvature, FisherCurvature
@@ -58,21 +58,20 @@ class Estimation:
     progress: bool | None
     ranks: Ranks = field(default_factory=Ranks)
 
-    def collection(self, step: int = 0) -> Collection:
+    def collection(self, weights: MaskedWeights, layout: ParameterLayout, step: int = 0) -> Collection:
         """What is asked of the collectors of gradients."""
         return Collection(
-            self.num_grads, self.per_sample, self.fisher, "auto", None, False, self.progress, self.seed + step
-        )
+            weights.model, self.loss_fn, layout, self.num_grads, self.per_sample, self.fisher,
+            progress=self.progress, seed=self.seed + step,
+        )  # fmt: skip
 
     def check(self, weights: MaskedWeights) -> None:
         """Raises ValueError for whatever the collectors of gradients would not take, before anything is done."""
-        self.collection().task(weights.model, self.loss_fn, weights.layout(), None, None)
+        self.collection(weights, weights.layout())
 
     def check_ranks(self, weights: MaskedWeights, arguments: Mapping[str, object]) -> None:
         """Raises ValueError, on every rank, where the ranks have different models, masks or arguments."""
-        collection = self.collection()
-        task = collection.task(weights.model, self.loss_fn, weights.layout(), None, None)
-        check_ranks(self.ranks, task, collection, arguments)
+        check_ranks(self.ranks, self.collection(weights, weights.layout()), arguments)
 
 
 class FisherMethod:
@@ -131,12 +130,11 @@ class FisherMethod:
         self, weights: MaskedWeights, layout: ParameterLayout, stream: BatchStream, step: int
     ) -> Tensor | FisherBlocks:
         """This rank's columns of the gradients that all ranks take."""
-        e, collection = self.estimation, self.estimation.collection(step)
-        task = collection.task(weights.model, e.loss_fn, layout, None, None)
+        e, collection = self.estimation, self.estimation.collection(weights, layout, step)
         shares = self._shares(weights, layout)
         if e.block_size is not None and self._sums_up:
-            return accumulate_share(collection, task, stream, shares, e.ranks, e.block_size, layout.device)
-        return collect_share(collection, task, stream, shares, e.ranks, layout.dtype, layout.device)
+            return accumulate_share(collection, stream, shares, e.ranks, e.block_size, layout.device)
+        return collect_share(collection, stream, shares, e.ranks, layout.dtype, layout.device)
 
     def _shares(self, weights: MaskedWeights, layout: ParameterLayout) -> tuple[ColumnShare, ...]:
         """How the kept weights are divided among the ranks."""

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from mfac.distributed.groups import Ranks
 from mfac.gradients.batches import Batch
-from mfac.gradients.collector import Fisher
-from mfac.gradients.one_batch import LossFn
+from mfac.gradients.collect import Fisher
+from mfac.gradients.losses import LossFn
 from mfac.layout import Masks
 from mfac.pruning.batch_stream import BatchStream
 from mfac.pruning.budget import Pool, Scope, final_pools, step_pools, tensor_counts
