@@ -5,7 +5,7 @@ import torch
 from jaxtyping import install_import_hook
 
 # Not the rooms that users call: those answer bad input themselves, in words that the tests pin.
-CORE = ("woodbury", "products", "precision", "dual", "primal", "pages", "reference", "small_blocks", "lower_squares")
+CORE = ("woodbury", "products", "precision", "dual", "primal", "pages", "reference")
 install_import_hook([f"mfac.{name}" for name in CORE], "beartype.beartype")
 
 
@@ -17,7 +17,7 @@ def _seed():
 @pytest.fixture
 def compiled_at_any_size(monkeypatch):
     """Compiled code where tests have matrices that would not be worth it."""
-    monkeypatch.setattr("mfac.native.LEAST_NUMBERS", 0)
+    monkeypatch.setattr("mfac.windows.native.LEAST_NUMBERS", 0)
 
 
 @pytest.fixture(scope="session")

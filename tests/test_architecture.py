@@ -12,24 +12,18 @@ ROOT = Path(mfac.__file__).parent
 # Each room may import those of its own row and of the rows above it.
 LAYERS = [
     [
-        "quantization",
-        "largest_entries",
-        "native",
-        "row_formats",
         "woodbury",
         "products",
         "reference",
         "memory",
         "gradient_file",
         "layout",
+        "columns",
         "progress",
         "parameter_groups",
         "precision",
         "blocks",
-        "replacement",
         "pages",
-        "small_blocks",
-        "lower_squares",
     ],
     [
         "sliding",
@@ -40,7 +34,6 @@ LAYERS = [
         "windows",
         "static",
         "gradients",
-        "saved_window",
         "dynamic",
         "distributed",
     ],
@@ -50,7 +43,7 @@ LAYERS = [
     ["__main__"],
 ]
 RANK = {room: rank for rank, layer in enumerate(LAYERS) for room in layer}
-TORCH_ONLY = {"woodbury", "products", "quantization", "largest_entries", "reference", "layout"}
+TORCH_ONLY = {"woodbury", "products", "reference", "layout"}
 MODULES = sorted(path for path in ROOT.rglob("*.py"))
 
 

@@ -2,8 +2,7 @@
 
 import os
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -12,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mfac.blocks import FisherBlocks
+from mfac.columns import ranks_of
 from mfac.gradient_file import GradientFile
 from mfac.gradients.batches import ALIGNMENT, Batch, passes
 from mfac.gradients.collection import Collection
@@ -20,9 +20,6 @@ from mfac.gradients.model_state import evaluation
 from mfac.gradients.sinks import collect_to_file, new_blocks, sum_blocks
 from mfac.layout import Masks, ParameterLayout, Params
 from mfac.memory import available_memory, gib
-
-if TYPE_CHECKING:
-    from mfac.distributed.groups import Ranks
 
 Fisher = Literal["empirical", "sampled"]
 Method = Literal["auto", "vmap", "loop"]
@@ -93,18 +90,18 @@ def collect_gradients(
         MemoryError: the rows would not fit; the message says what would.
         RuntimeError: a loss or a gradient that is not finite.
     """
-    ranks = _ranks(process_group)
-    with _together(ranks):
+    ranks = ranks_of(process_group)
+    with ranks.together("checking the arguments"):
         layout = ParameterLayout(model, params, masks)
         collection = Collection(model, loss_fn, layout, num_grads, per_sample, fisher, method, chunk_size, cycle,
                                 progress, seed, sample_fn, output_fn)  # fmt: skip
         row_dtype = _row_dtype(collection.layout, dtype, window, out)
-        if out is not None and ranks is not None:
+        if out is not None and ranks.size > 1:
             raise ValueError("out= is for one process; with a process_group every rank keeps its columns in memory")
         if out is not None and device is not None and torch.device(device).type != "cpu":
             raise ValueError(f"rows with out= are on disk, so device={str(device)!r} has no meaning; leave it out")
     where = collection.device if device is None else torch.device(device)
-    if ranks is not None:
+    if ranks.size > 1:
         from mfac.distributed.exchange import check_ranks, collect_share
         from mfac.distributed.shares import column_shares
 
@@ -149,13 +146,13 @@ def accumulate_fisher(
     Raises:
         ValueError, MemoryError, RuntimeError: as `collect_gradients` does.
     """
-    ranks = _ranks(process_group)
-    with _together(ranks):
+    ranks = ranks_of(process_group)
+    with ranks.together("checking the arguments"):
         layout = ParameterLayout(model, params, masks)
         collection = Collection(model, loss_fn, layout, num_grads, per_sample, fisher, method, chunk_size, cycle,
                                 progress, seed, sample_fn, output_fn)  # fmt: skip
     where = collection.device if device is None else torch.device(device)
-    if ranks is not None:
+    if ranks.size > 1:
         from mfac.distributed.exchange import accumulate_share, check_ranks
         from mfac.distributed.shares import column_shares
 
@@ -192,20 +189,6 @@ def new_rows(num_grads: int, dim: int, dtype: torch.dtype, device: torch.device)
         raw = torch.from_numpy(np.zeros(needed + ALIGNMENT, np.uint8))
         start = -raw.data_ptr() % ALIGNMENT
         return raw[start : start + needed].view(dtype).view(num_grads, dim)
-
-
-def _ranks(process_group: dist.ProcessGroup | None) -> "Ranks | None":
-    """The ranks of a group; None for one process."""
-    if process_group is None:
-        return None
-    from mfac.distributed.groups import Ranks
-
-    ranks = Ranks(process_group)
-    return ranks if ranks.size > 1 else None
-
-
-def _together(ranks: "Ranks | None") -> AbstractContextManager[None]:
-    return nullcontext() if ranks is None else ranks.together("checking the arguments")
 
 
 def _row_dtype(layout: ParameterLayout, dtype: torch.dtype | None, window: Any, out: object) -> torch.dtype:

@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mfac.app.datasets.folder import MissingData
 from mfac.app.tasks.task import TaskError
 
 # Each function and what it is called with.
@@ -72,7 +71,7 @@ def blaming(path: Path, what: str, file: Path | None = None) -> Iterator[None]:
     file = file or path.resolve()
     try:
         yield
-    except (TaskError, MissingData):  # they say it all already
+    except TaskError:  # says it all already
         raise
     except SyntaxError as error:
         raise TaskError(f"{error.filename or path}:{error.lineno}: {type(error).__name__}: {error.msg}") from error

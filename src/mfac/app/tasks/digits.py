@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mfac.app.datasets.tensor_batches import TensorBatches
 from mfac.app.tasks.classification import accuracy, cross_entropy, train
 from mfac.app.tasks.task import Task, TaskError
+from mfac.app.tasks.tensor_batches import TensorBatches
 
 BATCH_SIZE = 32
 

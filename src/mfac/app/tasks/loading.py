@@ -5,28 +5,15 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from mfac.app.tasks import checks
 from mfac.app.tasks.digits import digits
-from mfac.app.tasks.glue import glue
-from mfac.app.tasks.images import cifar10_resnet20, mnist
-from mfac.app.tasks.similarity import similarity
 from mfac.app.tasks.task import Task, TaskError
 
-BUILT_IN: dict[str, Callable[[], Task]] = {
-    "digits": digits,
-    "mnist": mnist,
-    "fashion-mnist": partial(mnist, "fashion-mnist"),
-    "cifar10-resnet20": cifar10_resnet20,
-    "glue-mrpc": partial(glue, "mrpc"),
-    "glue-stsb": similarity,
-    "glue-rte": partial(glue, "rte"),
-    "glue-sst2": partial(glue, "sst2"),
-}
+BUILT_IN: dict[str, Callable[[], Task]] = {"digits": digits}
 
 
 def load_task(spec: str) -> Task:
@@ -52,7 +39,7 @@ def _import_file(path: Path) -> ModuleType:
     if not path.exists():
         raise TaskError(f"there is no file {path}; `mfac init {path}` writes one to start from")
     if path.suffix != ".py":
-        raise TaskError(f"{path} does not end in .py; a task is a Python file, a module or one of {_names()}")
+        raise TaskError(f"{path} does not end in .py; a task is a Python file, a module or {_names()}")
     folder = str(path.resolve().parent)
     if folder not in sys.path:  # as for `python task.py`: its neighbours can be imported, now and in its functions
         sys.path.insert(0, folder)
@@ -100,9 +87,7 @@ def _from_module(module: ModuleType, name: str, source: str) -> Task:
 def _unknown(spec: str) -> str:
     close = difflib.get_close_matches(spec, BUILT_IN, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
-    return (
-        f"there is no task {spec!r}; {hint}A task is one of {_names()}, a file (task.py) or a module (package.module)"
-    )
+    return f"there is no task {spec!r}; {hint}a task is {_names()}, a file (task.py) or a module (package.module)"
 
 
 def _names() -> str:

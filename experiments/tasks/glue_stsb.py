@@ -1,0 +1,116 @@
+"""MiniLM on GLUE's STS-B: how similar two sentences are, by the cosine of their embeddings.
+
+The model comes trained. The measure is Spearman's rank correlation on the development set, the loss the squared error
+of the cosine.
+"""
+
+from collections.abc import Iterator
+from functools import cache, partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from experiments.correlations import spearman
+from experiments.datasets.folder import data_folder
+from experiments.datasets.sentences import load_glue
+from experiments.models.minilm import minilm_encoder, tokenizer
+from mfac.gradients import criterion_loss
+
+BATCH_SIZE = 16
+LENGTH = 64  # tokens of a sentence; longer ones are cut
+LARGEST_SCORE = 5.0
+Sentence = list[int]
+Pairs = tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+measure = "spearman"
+loss = criterion_loss(nn.MSELoss())
+optimizer = partial(torch.optim.AdamW, lr=2e-5)
+
+
+def model() -> "SentencePairs":
+    return SentencePairs(minilm_encoder()).eval()
+
+
+def train_batches() -> "PairBatches":
+    return PairBatches(*_encode("train", data_folder()), shuffle=True)
+
+
+def eval_batches() -> "PairBatches":
+    return PairBatches(*_encode("dev", data_folder()), shuffle=False)
+
+
+def evaluate(model: nn.Module) -> float:
+    return spearman(*_predict(model, eval_batches()))
+
+
+class SentencePairs(nn.Module):
+    """The cosine of two sentences, each the mean of the encoder's outputs."""
+
+    def __init__(self, encoder: nn.Module):
+        super().__init__()
+        self.encoder = encoder
+
+    def embed(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """One vector a sentence."""
+        hidden = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+        weights = mask[..., None].to(hidden.dtype)
+        mean: Tensor = (hidden * weights).sum(1) / weights.sum(1)
+        return mean
+
+    def forward(self, first: Tensor, first_mask: Tensor, second: Tensor, second_mask: Tensor) -> Tensor:
+        """Cosines."""
+        return F.cosine_similarity(self.embed(first, first_mask), self.embed(second, second_mask))
+
+
+class PairBatches:
+    """Batches ((ids, mask, ids, mask), scores from 0 to 1), each side padded to its longest sentence.
+
+    The order of a shuffled pass is drawn from torch's global random state when the pass begins, and its last batch is
+    left out if it is smaller.
+    """
+
+    def __init__(self, first: list[Sentence], second: list[Sentence], scores: Tensor, *, shuffle: bool):
+        self.first, self.second, self.scores, self.shuffle = first, second, scores, shuffle
+
+    def __len__(self) -> int:
+        whole, rest = divmod(len(self.scores), BATCH_SIZE)
+        return whole + bool(rest and not self.shuffle)
+
+    def __iter__(self) -> Iterator[Pairs]:
+        count = len(self.scores)
+        order = torch.randperm(count) if self.shuffle else torch.arange(count)
+        for chosen in order.split(BATCH_SIZE)[: len(self)]:
+            sides = [_padded([side[k] for k in chosen.tolist()]) for side in (self.first, self.second)]
+            yield (*sides[0], *sides[1]), self.scores[chosen]
+
+
+def _padded(sentences: list[Sentence]) -> tuple[Tensor, Tensor]:
+    """Token ids and mask; 0 is [PAD]."""
+    width = max(map(len, sentences))
+    ids = torch.tensor([tokens + [0] * (width - len(tokens)) for tokens in sentences])
+    lengths = torch.tensor([len(tokens) for tokens in sentences])
+    return ids, (torch.arange(width) < lengths[:, None]).long()
+
+
+@torch.no_grad()
+def _predict(model: nn.Module, batches: PairBatches) -> tuple[Tensor, Tensor]:
+    """(cosines, scores), in eval mode; the mode is as before afterwards."""
+    device = next(model.parameters()).device
+    training = model.training
+    model.eval()
+    found = [(model(*(part.to(device) for part in pair)), scores.to(device)) for pair, scores in batches]
+    model.train(training)
+    cosines, scores = zip(*found, strict=True)
+    return torch.cat(cosines), torch.cat(scores)
+
+
+@cache
+def _encode(split: str, folder: Path) -> tuple[list[Sentence], list[Sentence], Tensor]:
+    """Read and cut into tokens once for each folder, which is asked for only so that another MFAC_DATA is another."""
+    examples = load_glue("stsb", split)
+    cut = partial(tokenizer(), truncation=True, max_length=LENGTH)
+    first = cut([example.first for example in examples])["input_ids"]
+    second = cut([str(example.second) for example in examples])["input_ids"]
+    return first, second, torch.tensor([example.label for example in examples]) / LARGEST_SCORE
