@@ -126,8 +126,7 @@ class DynamicInverseFisher(InverseFisher):
     def update_and_apply(self, g: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
         """`update(g)`, then F⁻¹ of the row as stored: k Gᵀ S⁻¹ e, the push-through form. Raises as `update` does."""
         k = self._updates % self._capacity
-        self._exchange(k, g)
-        self._updates += 1
+        self.update(g)
         if self._inverse.inverse is None:  # else the update has judged already
             self._inverse.settle()
             self._judge(self._inverse.sensitivity(k))
@@ -141,7 +140,6 @@ class DynamicInverseFisher(InverseFisher):
         """Appends `extra` weights, whose gradients so far are zero.
 
         Raises:
-            ValueError: `extra` is not a positive int.
             MemoryError: the wider window does not fit beside the present one.
         """
         _check_count("extra", extra)
@@ -151,8 +149,7 @@ class DynamicInverseFisher(InverseFisher):
 
     @property
     def rows(self) -> Float[Tensor, "m d"]:
-        """G as stored, with zeros in rows that are still empty: the window's own memory, or, of compressed rows, a new
-        float32 matrix."""
+        """G as stored, with zeros in empty rows: the window's own memory; of compressed rows a new float32 matrix."""
         return self._rows.dense()
 
     @property
@@ -170,8 +167,8 @@ class DynamicInverseFisher(InverseFisher):
     def logdet(self) -> Float[Tensor, ""]:
         """log det F⁻¹ over the weights of all ranks, in float64."""
         if self.num_seen == 0:
-            weights = torch.tensor(self._ranks.total(self._dim), dtype=torch.float64, device=self.device)
-            return -weights * math.log(self.damping)
+            value = -self._ranks.total(self._dim) * math.log(self.damping)
+            return torch.tensor(value, dtype=torch.float64, device=self.device)
         return self._frozen().logdet()
 
     def to_dense(self) -> Float[Tensor, "d d"]:
@@ -261,7 +258,7 @@ class DynamicInverseFisher(InverseFisher):
             )
         self._rows.write(k, stored)
         self._snapshot = None
-        self._rough = self._rough | {k} if dtype == torch.float32 else self._rough - {k}
+        (self._rough.add if dtype == torch.float32 else self._rough.discard)(k)
         if sensitivity:
             self._judge(sensitivity)
 
@@ -339,11 +336,9 @@ class DynamicInverseFisher(InverseFisher):
         if self._snapshot is None:
             n, dtype = self.num_seen, self._exact_dtype()
             weights = torch.full((n,), 1 / self._divisor(n), dtype=torch.float64, device=self.device)
-            run, columns = Run(0, self._dim, 1), max(1, WIDE_PIECE // n)
-            pages, gram = self._rows.pages(n), self.gram[None]
-            self._snapshot = DualBlocks(
-                run, pages, weights, self.damping, columns, dtype, False, gram, ranks=self._ranks
-            )
+            run, pages, columns = Run(0, self._dim, 1), self._rows.pages(n), max(1, WIDE_PIECE // n)
+            rest = columns, dtype, False, self.gram[None]
+            self._snapshot = DualBlocks(run, pages, weights, self.damping, *rest, ranks=self._ranks)
         return self._snapshot
 
     def _check_gradient(self, g: Tensor) -> None:
