@@ -264,14 +264,14 @@ class FisherMethod:
 
     def curvature(self, step: Step, measured: Rows) -> Curvature:
         """The matrix, with a damping chosen by the data if that was requested."""
-        ranks, layout = self.ranks, step.layout
-        shares = self._shares(step)
-        sizes = layout.sizes if ranks.size == 1 else shares[ranks.rank].sizes
-        damping = self.options.damping
+        ranks, sizes, damping = self.ranks, step.layout.sizes, self.options.damping
+        if ranks.size > 1:
+            shares = self._shares(step)
+            sizes = shares[ranks.rank].sizes
         if isinstance(damping, str):
             assert isinstance(measured, Tensor)
             damping = choose_damping(measured, self.block_size, sizes, ranks=ranks)
-        local = FisherCurvature(measured, damping, self.block_size, sizes, layout.device, ranks)
+        local = FisherCurvature(measured, damping, self.block_size, sizes, step.layout.device, ranks)
         return local if ranks.size == 1 else SharedCurvature(local, shares, ranks)
 
     def check(self, weights: MaskedWeights) -> None:
