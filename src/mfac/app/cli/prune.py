@@ -11,8 +11,7 @@ from mfac.app.cli.run_ending import carry_out
 from mfac.app.runs.pruning_run import run_pruning
 from mfac.app.runs.pruning_settings import SCHEDULES, PruningSettings
 from mfac.app.tasks import load_task
-from mfac.pruning.methods import METHODS
-from mfac.pruning.prune import ORDERS, UPDATES
+from mfac.pruning.options import METHODS, ORDERS, UPDATES
 
 WHAT, HOW, GRADUAL = "What is pruned", "How it is chosen", "Gradual pruning"
 SCOPES, FISHERS = ("global", "layer"), ("empirical", "sampled")

@@ -100,4 +100,4 @@ class GradualPruning:
         """Goes on from a saved state."""
         self._loop.load_state_dict(state["loop"])
         self._pruner.load_state_dict(state["pruner"])
-        self._stream.skip_to(state["drawn"], self._loss_batches)
+        self._stream.resume_at(state["drawn"], self._loss_batches)

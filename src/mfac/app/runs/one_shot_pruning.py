@@ -95,7 +95,7 @@ class OneShotPruning:
         self.masks = {name: mask.to(device) for name, mask in state["masks"].items()}
         self.steps_done = state["steps_done"]
         self.history = [StepRecord(**record) for record in state["history"]]
-        self.stream.skip_to(state["drawn"], self._options["loss_batches"])
+        self.stream.resume_at(state["drawn"], self._options["loss_batches"])
 
 
 def _stop(result: PruningResult) -> None:

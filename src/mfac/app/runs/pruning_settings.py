@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from mfac.pruning.budget import check_sparsity
-from mfac.pruning.methods import METHODS
+from mfac.pruning.options import METHODS
 from mfac.pruning.patterns import NOfM, parse_pattern
 from mfac.pruning.schedules import geometric_schedule, polynomial_schedule
 from mfac.pruning.targets import choose_targets

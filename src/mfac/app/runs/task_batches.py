@@ -67,13 +67,11 @@ class CountedStream(BatchStream):
 
     def __init__(self, batches: Iterable[Batch], seed: int):
         super().__init__(batches, seed)
-        self.drawn = 0
         self.on_batch: Callable[[], None] = lambda: None
         self._first: list[Batch] = []
 
     def __next__(self) -> Batch:
         batch = super().__next__()
-        self.drawn += 1
         self.on_batch()
         return batch
 
@@ -83,9 +81,8 @@ class CountedStream(BatchStream):
             self._first = super().peek(count)
         return self._first[:count]
 
-    def skip_to(self, drawn: int, probes: int) -> None:
+    def resume_at(self, drawn: int, probes: int) -> None:
         """Goes to where a walk that was interrupted had come to; `probes` batches were peeked at."""
         self.peek(probes)
         while self.drawn < drawn:
             super().__next__()
-            self.drawn += 1
