@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mfac.layout import as_mask, by_plain_name, find, plain_name
 from mfac.pruning.atomic_file import replacing
-from mfac.pruning.parameter_names import as_mask, find, plain_name
 
 FORMAT = "mfac-compact-1"
 INSTALL = "compact files need safetensors; pip install 'torch-mfac[masks]'"
@@ -129,12 +129,12 @@ def _kept(state: Mapping[str, Tensor], masks: Mapping[str, Tensor] | None) -> di
             for name, tensor in state.items()
             if tensor.ndim >= 2 and tensor.is_floating_point() and not tensor.is_complex()
         }
-    known = {plain_name(name): tensor for name, tensor in state.items()} | dict(state)
+    known = by_plain_name(state)
     names = {id(tensor): name for name, tensor in state.items()}
     chosen = {}
     for key, mask in masks.items():
         tensor = find(key, known, "the state")
-        kept = as_mask(repr(key), mask, tensor.shape).cpu()
+        kept = as_mask(key, mask, tensor.shape).cpu()
         astray = int(torch.count_nonzero(tensor[~kept]))
         if astray:
             raise ValueError(

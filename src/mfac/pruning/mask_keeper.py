@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mfac.pruning.parameter_names import as_mask, find, parameters_by_name, plain_name
+from mfac.layout import as_mask, by_plain_name, find, parameters_by_name
 
 Masks = Mapping[str, Tensor] | Mapping[Tensor, Tensor]
 
@@ -64,12 +64,14 @@ class MaskKeeper:
         found = []
         for key, mask in masks.items():
             if isinstance(key, str):
-                parameter, label = find(key, named, "the model" if self._model else "the optimizer"), repr(key)
+                parameter = find(key, named, "the model" if self._model else "the optimizer")
+            elif id(key) in ours:
+                parameter = key
             else:
-                parameter, label = key, f"a tensor of shape {tuple(key.shape)}"
-                if id(key) not in ours:
-                    raise ValueError(f"masks: {label} is not a parameter of the optimizer; {_STALE}")
-            found.append((parameter, _laid_out(as_mask(label, mask, parameter.shape), parameter)))
+                raise ValueError(
+                    f"masks: a tensor of shape {tuple(key.shape)} matches no parameter of the optimizer; {_STALE}"
+                )
+            found.append((parameter, _laid_out(as_mask(key, mask, parameter.shape), parameter)))
         if found and not any(id(parameter) in ours for parameter, _ in found):
             raise ValueError(f"none of the {len(found)} masked parameters is in the optimizer; {_STALE}")
         return found
@@ -85,7 +87,7 @@ class MaskKeeper:
                 "masks are given by name, but the optimizer does not know the names of its parameters; "
                 "pass model=, or build the optimizer from model.named_parameters()"
             )
-        return {plain_name(name): parameter for name, parameter in named.items()} | named
+        return by_plain_name(named)
 
     def _removed(self) -> Iterator[tuple[Tensor, Tensor]]:
         for index, (parameter, mask) in enumerate(self._masked):

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mfac.layout import some
+from mfac.layout import as_mask, find, parameters_by_name, plain_name, some
 from mfac.pruning.atomic_file import replacing
-from mfac.pruning.parameter_names import as_mask, find, parameters_by_name, plain_name
 
 FORMAT = "mfac-masks"
 INSTALL = "mask files need safetensors; pip install 'torch-mfac[masks]'"
@@ -56,7 +55,7 @@ def save_masks(masks: Mapping[str, Tensor], path: str | os.PathLike[str]) -> Non
         from safetensors.torch import save_file
     except ImportError as error:
         raise ImportError(INSTALL) from error
-    checked = {plain_name(name): as_mask(repr(name), mask, mask.shape) for name, mask in masks.items()}
+    checked = {plain_name(name): as_mask(name, mask, mask.shape) for name, mask in masks.items()}
     if not checked:
         raise ValueError("there are no masks to save")
     tensors = {name: mask.detach().cpu().contiguous().clone() for name, mask in checked.items()}
@@ -70,7 +69,7 @@ def masks_of_model(model: nn.Module) -> dict[str, Tensor]:
     for prefix, module in model.named_modules():
         for attribute, mask in _masks_of_module(module):
             name = plain_name(f"{prefix}.{attribute}" if prefix else attribute)
-            masks[name] = as_mask(repr(name), mask, mask.shape).clone()
+            masks[name] = as_mask(name, mask, mask.shape).clone()
     return masks
 
 
@@ -152,7 +151,7 @@ def _masks_of_mapping(entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """All of a dict of masks; of a state_dict, the `_mask` entries that have an `_orig` beside them."""
     paired = [key for key in entries if key.endswith("_mask") and f"{key.removesuffix('_mask')}_orig" in entries]
     return {
-        plain_name(key.removesuffix("_mask")): as_mask(repr(key), entries[key], entries[key].shape).clone()
+        plain_name(key.removesuffix("_mask")): as_mask(key, entries[key], entries[key].shape).clone()
         for key in paired or entries
     }
 
@@ -181,7 +180,7 @@ def _matched(model: nn.Module, masks: Mapping[str, Tensor]) -> dict[str, tuple[T
     matched = {}
     for name, mask in masks.items():
         parameter = find(name, known, "the model")
-        matched[name] = parameter, as_mask(repr(name), mask, parameter.shape)
+        matched[name] = parameter, as_mask(name, mask, parameter.shape)
     return matched
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from mfac.layout import as_mask, find, parameters_by_name, plain_name
 from mfac.pruning.masks import masks_of_model
-from mfac.pruning.parameter_names import as_mask, find, parameters_by_name, plain_name
 
 HEADER = ("layer", "shape", "weights", "removed", "sparsity", "")
 
@@ -91,7 +91,7 @@ def _row(name: str, label: str, parameter: Tensor, mask: Tensor | None, reparame
     shape, weights = tuple(parameter.shape), parameter.numel()
     if mask is None:
         return LayerSparsity(name, shape, weights, weights - int(torch.count_nonzero(parameter)))
-    removed = ~as_mask(repr(label), mask, parameter.shape).to(parameter.device)
+    removed = ~as_mask(label, mask, parameter.shape).to(parameter.device)
     # Under torch's tools the parameter keeps its values, and the mask multiplies them on the way.
     astray = 0 if reparametrised else int(torch.count_nonzero(parameter.masked_select(removed)))
     return LayerSparsity(name, shape, weights, int(removed.sum()), astray)
