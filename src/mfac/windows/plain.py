@@ -9,7 +9,7 @@ from torch import Tensor
 from mfac import products
 from mfac.pages import Pages
 from mfac.windows import native
-from mfac.windows.rows import Pieces, Rows, SavedRows, StoredRow, check_fits
+from mfac.windows.rows import Rows, SavedRows, StoredRow, check_fits
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -84,11 +84,6 @@ class PlainRows:
         converted = saved.kind != self.kind
         if converted:
             check_fits(self, saved, n, self.encode)
-        if isinstance(saved, Pieces):
-            widths = [piece.shape[1] for piece in saved.pieces]
-            for columns, piece in zip(self._G.split(widths, dim=1), saved.pieces, strict=True):
-                columns.copy_(piece)
-            return converted
         self._G[n:] = 0
         for k in range(n):
             self._G[k] = saved.row(k)

@@ -96,16 +96,16 @@ class Rows(Protocol):
         """
 
 
-class Pieces:
-    """Saved rows that are matrices: pieces of the columns, side by side."""
+class SideBySide:
+    """Saved rows that are pieces of the columns, each with its own storage."""
 
-    def __init__(self, pieces: Sequence[Tensor], kind: Kind):
+    def __init__(self, pieces: Sequence[SavedRows]):
         self.pieces = list(pieces)
-        self.kind = kind
+        self.kind = self.pieces[0].kind
 
     def row(self, k: int) -> Float[Tensor, " d"]:
-        device = self.pieces[0].device
-        return torch.cat([piece[k].to(device) for piece in self.pieces])
+        rows = [piece.row(k) for piece in self.pieces]
+        return torch.cat([row.to(rows[0].device) for row in rows])
 
 
 class ChosenColumns:

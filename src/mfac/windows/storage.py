@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from mfac.memory import available_memory, gib
-from mfac.windows.devices import DeviceRows, SideBySide, device_widths
+from mfac.windows.devices import DeviceRows, device_widths
 from mfac.windows.int8 import Int8, Int8Rows
-from mfac.windows.plain import DTYPES, Plain
-from mfac.windows.rows import Kind, Pieces, Rows, SavedRows
+from mfac.windows.plain import DTYPES, Plain, PlainRows
+from mfac.windows.rows import Kind, Rows, SavedRows, SideBySide
 from mfac.windows.topk import TopK, TopKRows
 
 Window = torch.dtype | Int8 | TopK
@@ -94,9 +94,9 @@ def saved_rows(rows: Any) -> SavedRows:
         ValueError: a dict of an unknown storage.
     """
     if isinstance(rows, Tensor):
-        rows = [rows]
+        return PlainRows(Plain(rows.dtype), rows)
     if isinstance(rows, list):
-        return Pieces(rows, Plain(rows[0].dtype))
+        return SideBySide([saved_rows(piece) for piece in rows])
     if not isinstance(rows, dict):
         read: SavedRows = rows
         return read
