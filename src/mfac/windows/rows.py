@@ -62,8 +62,7 @@ class Rows(Protocol):
     def encode(self, g: Float[Tensor, " d"]) -> StoredRow:
         """What `write` would store; nothing changes. A number that the storage cannot hold is not finite in it."""
 
-    def write(self, k: int, stored: StoredRow) -> None:
-        """Makes row k what `encode` returned."""
+    def write(self, k: int, stored: StoredRow) -> None: ...
 
     def project(self, n: int, x: Float[Tensor, "d *k"], dtype: torch.dtype) -> Float[Tensor, "n *k"]:
         """G x for the first n rows: computed in `dtype`, returned in float64."""
