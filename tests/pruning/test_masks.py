@@ -151,7 +151,7 @@ def test_nothing_to_load_or_save(tmp_path):
 
 def test_a_file_that_is_not_there_or_torn_or_of_weights(tmp_path):
     path = tmp_path / "masks.safetensors"
-    with pytest.raises(ValueError, match="does not exist; it must be a safetensors file, such as mfac.save_masks"):
+    with pytest.raises(ValueError, match=r"does not exist; it must be a safetensors file, such as mfac.save_masks"):
         load_masks(path)
     save_masks(some_masks(mlp().model), path)
     path.write_bytes(path.read_bytes()[:-3])
