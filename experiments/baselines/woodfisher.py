@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mfac.gradients import collect_gradients
-from mfac.gradients.one_batch import LossFn
+from mfac.gradients.losses import LossFn
 from mfac.pages import block_runs
 from mfac.pruning.options import PruningOptions
 from mfac.pruning.step import Step

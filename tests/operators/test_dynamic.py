@@ -71,7 +71,7 @@ def test_as_good_as_a_fresh_cholesky_after_100_000_updates():
             G[k] = G[(k + 1) % m] * 10.0 ** ((t // 1000) % 5 - 2)
         G[k] += 0.3 * torch.randn(20, dtype=torch.float64, generator=generator)
         G[k] *= 1 / max(1.0, float(G[k].norm()) / 100)
-        inverse.commit(*inverse.stage(k, G[: max(inverse.size, k + 1)] @ G[k], shift)[1:])
+        inverse.replace(k, G[: max(inverse.size, k + 1)] @ G[k], shift)
         if inverse.inverse is None:
             refreshes += 1
             inverse.settle()

@@ -26,7 +26,7 @@ def test_replace_equals_inverting_anew(as_array):
     before, out = P + 0, P * 0
     others = K[4] + 0
     others[4] = 0
-    sliding.replace(P, 4, others, K[4, 4] + SHIFT, out=out)
+    sliding.replace_row(P, 4, others, K[4, 4] + SHIFT, out=out)
     expected = np.linalg.inv(np.asarray(K) + SHIFT * np.eye(12))
     assert np.allclose(out, expected, rtol=1e-10, atol=1e-10)
     assert bool((before == P).all())

@@ -23,10 +23,10 @@ from mfac.gradient_file import GradientFile
 from mfac.gradients import accumulate_fisher, collect_gradients
 from mfac.gradients.batches import Batch, move
 from mfac.gradients.collection import Collection
+from mfac.gradients.losses import LossFn
 from mfac.gradients.model_state import evaluation
-from mfac.gradients.one_batch import LossFn
 from mfac.layout import Masks, ParameterLayout
-from mfac.pruning.batch_norm import recalibrate
+from mfac.pruning.batch_norm import average_statistics, recalibrate
 from mfac.pruning.batch_stream import BatchStream
 from mfac.pruning.budget import Pool, Sparsity, plan_steps, tensor_counts
 from mfac.pruning.curvature import Curvature, FisherCurvature
@@ -229,7 +229,10 @@ class Pruner:
             with self._ranks.together("writing the weights"):
                 self.weights.write(layout, theta, removed)
             if self.options.bn_batches is not None:
-                recalibrate(self.weights.model, self.options.bn_batches, self._ranks)
+                with self._ranks.together("batch-norm statistics"):
+                    norms = recalibrate(self.weights.model, self.options.bn_batches)
+                if self._ranks.size > 1:
+                    average_statistics(norms, self._ranks.sum_)
             return self._loss.after()
 
 
@@ -261,28 +264,26 @@ class FisherMethod:
 
     def curvature(self, step: Step, measured: Rows) -> Curvature:
         """The matrix, with a damping chosen by the data if that was requested."""
-        ranks, layout = self.ranks, step.layout
-        shares = self._shares(step)
-        sizes = layout.sizes if ranks.size == 1 else shares[ranks.rank].sizes
-        damping, reduce = self.options.damping, ranks.sum_ if ranks.size > 1 else None
+        ranks, sizes, damping, reduce = self.ranks, step.layout.sizes, self.options.damping, None
+        if ranks.size > 1:
+            shares, reduce = self._shares(step), ranks.sum_
+            sizes = shares[ranks.rank].sizes
         if isinstance(damping, str):
             assert isinstance(measured, Tensor)
             damping = choose_damping(measured, self.block_size, sizes, reduce=reduce)
-        local = FisherCurvature(measured, damping, self.block_size, sizes, layout.device, reduce)
+        local = FisherCurvature(measured, damping, self.block_size, sizes, step.layout.device, reduce)
         return local if ranks.size == 1 else SharedCurvature(local, shares, ranks, self.block_size is not None)
 
     def check(self, weights: MaskedWeights) -> None:
         """Raises ValueError for whatever the collectors of gradients would not take, before anything is done."""
-        self._collection(0).task(weights.model, self.loss_fn, weights.layout(), None, None)
+        self._collection(weights, weights.layout(), 0)
 
     def check_ranks(self, weights: MaskedWeights, sparsity: Sparsity) -> None:
         """Raises ValueError, on every rank, where the ranks have different models, masks or arguments."""
         names = ("recomputations", "scope", "floor", "block_size", "damping", "update", "order", "pattern", "method")
         arguments = {"sparsity": sparsity} | {name: getattr(self.options, name) for name in names}
         arguments["bn_batches"] = self.options.bn_batches is not None
-        collection = self._collection(0)
-        task = collection.task(weights.model, self.loss_fn, weights.layout(), None, None)
-        check_ranks(self.ranks, task, collection, arguments)
+        check_ranks(self.ranks, self._collection(weights, weights.layout(), 0), arguments)
 
     @property
     def _sums_up(self) -> bool:
@@ -292,19 +293,19 @@ class FisherMethod:
             self.block_size is not None and options.num_grads > ROWS_PER_BLOCK_SIZE * self.block_size and not keep_rows
         )
 
-    def _collection(self, number: int) -> Collection:
+    def _collection(self, weights: MaskedWeights, layout: ParameterLayout, number: int) -> Collection:
         o = self.options
-        seed = (o.seed or 0) + number
-        return Collection(o.num_grads, o.per_sample, o.fisher, "auto", None, False, o.progress, seed)
+        shared: dict[str, Any] = {"progress": o.progress, "seed": (o.seed or 0) + number}
+        return Collection(weights.model, self.loss_fn, layout, o.num_grads, o.per_sample, o.fisher, **shared)
 
     def _measure_together(self, step: Step) -> Tensor | FisherBlocks:
         """This rank's columns of the gradients that all ranks take."""
-        collection, layout = self._collection(step.number), step.layout
-        task = collection.task(step.weights.model, self.loss_fn, layout, None, None)
+        layout = step.layout
+        collection = self._collection(step.weights, layout, step.number)
         shares = self._shares(step)
         if self.block_size is not None and self._sums_up:
-            return accumulate_share(collection, task, step.stream, shares, self.ranks, self.block_size, layout.device)
-        return collect_share(collection, task, step.stream, shares, self.ranks, layout.dtype, layout.device)
+            return accumulate_share(collection, step.stream, shares, self.ranks, self.block_size, layout.device)
+        return collect_share(collection, step.stream, shares, self.ranks, layout.dtype, layout.device)
 
     def _shares(self, step: Step) -> tuple[ColumnShare, ...]:
         """How the kept weights are divided among the ranks; the full matrix with a pattern, between rows of weights."""
