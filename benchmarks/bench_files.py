@@ -22,10 +22,6 @@ D, M, DAMPING = 100_000, 256, 1e-4
 STORAGES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
-    "int8": torch.int8,
-    "int8, blocks of 256": mfac.Int8(block=256),
-    "top-k 10 %": mfac.TopK(0.1),
-    "top-k 1 %": mfac.TopK(0.01),
 }
 
 
@@ -74,7 +70,6 @@ def main():
             like = likeness(inverse, diagonal, x, true, true_diagonal)
             rows.append({**row, **like, "of_float32": row["bytes"] / whole})
             show(rows[-1])
-        for name in ("top-k 10 %", "top-k 1 %"):
             inverse = with_error_feedback(plain, STORAGES[name])
             like = likeness(inverse, inverse.diagonal(), x, true, true_diagonal)
             rows.append({"storage": f"{name}, with error feedback", "d": plain.dim, "m": M, **like})

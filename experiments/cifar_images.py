@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from experiments.data import load_cifar10
-from experiments.resnet import ResNet
+from experiments.models.resnet import ResNet
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Batches of public images for the recipes; the files themselves are read by `mfac.app.datasets`."""
+"""Batches of public images for the recipes; the files themselves are read by `experiments.datasets`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mfac.app.datasets.folder import data_folder
-from mfac.app.datasets.images import CIFAR10, HALVES, IMAGENET, Normalisation, crop_and_flip, load_cifar10
+from experiments.datasets.folder import data_folder
+from experiments.datasets.images import CIFAR10, HALVES, IMAGENET, Normalisation, crop_and_flip, load_cifar10
 
 __all__ = [
     "CIFAR10",

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 import mfac
 from experiments import data
 from experiments.ledger import RESULTS, Ledger
-from experiments.resnet import mfac_resnet20
+from experiments.models.resnet import mfac_resnet20
 from mfac.pruning import GradualPruner, attach_masks, learning_rate_cycle
 from mfac.pruning.atomic_file import replacing
 

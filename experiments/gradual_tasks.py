@@ -10,8 +10,8 @@ from experiments import data, drawing
 from experiments.cifar_images import cifar10, untrained_resnet8
 from experiments.gradual import GradualRun, Plan
 from experiments.imagenet import folder_batches, load_weights, tester
+from experiments.models.resnet import mfac_resnet20
 from experiments.recipe import Request, Results
-from experiments.resnet import mfac_resnet20
 
 RUNS = data.data_folder().parent / "runs"
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from mfac.app.datasets.images import IMAGENET, Normalisation
+from experiments.datasets.images import IMAGENET, Normalisation
 
 ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".webp"}
 CROP_SHARE = 0.875  # of the shorter side, for testing: 224 of 256 pixels

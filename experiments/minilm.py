@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mfac.app.datasets.sentences import Example, load_glue
-from mfac.app.tasks import correlations
-from mfac.app.tasks.minilm import minilm_encoder, tokenizer
-from mfac.app.tasks.similarity import SentencePairs
+from experiments import correlations
+from experiments.datasets.sentences import Example, load_glue
+from experiments.models.minilm import minilm_encoder, tokenizer
+from experiments.tasks.glue_stsb import SentencePairs
 
 LENGTH = 32  # tokens of a sentence; longer ones are cut
 

@@ -29,9 +29,9 @@ from torch import nn
 import mfac
 from experiments import drawing, minilm
 from experiments.ledger import Ledger
+from experiments.models.resnet import mfac_resnet20
 from experiments.pruned_resnet import accuracy_on_test, bn_batches, measured, pruned
 from experiments.recalibration import recalibration
-from experiments.resnet import mfac_resnet20
 from mfac.pruning import PruningResult, prune
 
 COMMAND = "python -m experiments.one_shot_pruning"

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 import mfac
 from experiments import data
 from experiments.ledger import RESULTS, Ledger
-from experiments.resnet import ResNet
+from experiments.models.resnet import ResNet
 from experiments.training import last_loss
 
 Make = Callable[[Iterable[Tensor]], torch.optim.Optimizer]

@@ -7,7 +7,7 @@ from torch import nn
 
 import mfac
 from experiments.data import HALVES, ImageBatches, accuracy, load_cifar10
-from experiments.resnet import mfac_resnet20
+from experiments.models.resnet import mfac_resnet20
 from mfac.pruning import PruningResult, prune
 
 LOSS = mfac.criterion_loss(nn.CrossEntropyLoss())

@@ -7,8 +7,8 @@ from torch import nn
 
 from experiments.data import HALVES, ImageBatches, load_cifar10
 from experiments.ledger import Ledger
+from experiments.models.resnet import mfac_resnet20
 from experiments.pruned_resnet import LOSS, accuracy_on_test, bn_batches, pruned
-from experiments.resnet import mfac_resnet20
 from mfac.pruning.batch_norm import recalibrate
 
 SETTINGS = {"num_grads": 32, "recomputations": 6}

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mfac.app.tasks.minilm import minilm_encoder
-from mfac.app.tasks.similarity import LARGEST_SCORE
+from experiments.models.minilm import minilm_encoder
+from experiments.tasks.glue_stsb import LARGEST_SCORE
 
 
 class SentenceClassifier(nn.Module):
@@ -70,7 +70,7 @@ def minilm_sentences(labels: int, pairs: bool) -> nn.Module:
     """MiniLM-L3 with frozen embeddings under such a classifier.
 
     Raises:
-        MissingData, TaskError: as `mfac.app.tasks.minilm.minilm_encoder` does.
+        MissingData, TaskError: as `experiments.models.minilm.minilm_encoder` does.
     """
     encoder = minilm_encoder()
     return SentenceClassifier(encoder, encoder.config.hidden_size, labels, pairs)  # type: ignore[union-attr,arg-type]

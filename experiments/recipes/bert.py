@@ -27,16 +27,16 @@ from torch import nn
 
 import mfac
 from experiments import drawing, squad
+from experiments.correlations import pearson, spearman
 from experiments.data import data_folder
+from experiments.datasets.sentence_batches import SentenceBatches, Tokens, encode
+from experiments.datasets.sentences import COLUMNS
 from experiments.models.bert import SIZES as BERTS
 from experiments.models.bert import bert_classifier, bert_for_answers
+from experiments.models.minilm import tokenizer
 from experiments.models.sentence_classifier import minilm_sentences
 from experiments.recipe import Recipe, Request, Results
 from experiments.training import Training, last_loss, linear
-from mfac.app.datasets.sentences import COLUMNS
-from mfac.app.tasks.correlations import pearson, spearman
-from mfac.app.tasks.minilm import tokenizer
-from mfac.app.tasks.sentence_batches import SentenceBatches, Tokens, encode
 from mfac.gradients import model_loss
 from mfac.windows import Window
 

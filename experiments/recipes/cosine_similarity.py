@@ -22,8 +22,8 @@ from torch.nn import functional as F
 import mfac
 from experiments import data, drawing
 from experiments.cifar_images import cifar10
+from experiments.models.resnet import ResNet
 from experiments.recipe import Recipe, Request, Results
-from experiments.resnet import ResNet
 from experiments.training import cross_entropy, drops
 from mfac.layout import ParameterLayout
 

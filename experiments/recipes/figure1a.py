@@ -18,9 +18,9 @@ import mfac
 from experiments import data, drawing
 from experiments.cifar_images import cifar10, untrained_resnet8
 from experiments.imagenet import folder_batches, load_weights, tester
+from experiments.models.resnet import mfac_resnet20
 from experiments.models.resnet50 import ResNet50
 from experiments.recipe import Recipe, Request, Results
-from experiments.resnet import mfac_resnet20
 
 LOSS = mfac.criterion_loss(nn.CrossEntropyLoss())
 

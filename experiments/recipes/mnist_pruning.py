@@ -19,11 +19,11 @@ from torch import Tensor, nn
 import mfac
 from experiments import drawing
 from experiments.baselines.kfac import damped_factors
+from experiments.datasets import TensorBatches, load_mnist
+from experiments.datasets.images import Normalisation
 from experiments.models.mlp import MLPNET, mlp
 from experiments.recipe import Recipe, Request, Results
 from experiments.training import Training, cosine
-from mfac.app.datasets import TensorBatches, load_mnist
-from mfac.app.datasets.images import Normalisation
 from mfac.pruning.layer_statistics import find_layers, layer_moments
 
 LOSS = mfac.criterion_loss(nn.CrossEntropyLoss())

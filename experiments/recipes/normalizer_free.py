@@ -24,8 +24,8 @@ from experiments import data, drawing
 from experiments.cifar_images import cifar10
 from experiments.imagenet import MODELS, folder_batches, load_weights, tester
 from experiments.models.normalizer_free import nf_resnet
+from experiments.models.resnet import ResNet
 from experiments.recipe import Recipe, Request, Results
-from experiments.resnet import ResNet
 from experiments.training import Training, cosine, last_loss
 
 LOSS = mfac.criterion_loss(nn.CrossEntropyLoss())

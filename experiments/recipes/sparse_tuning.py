@@ -22,8 +22,8 @@ import mfac
 from experiments import data, drawing
 from experiments.cifar_images import cifar10, untrained_resnet8
 from experiments.imagenet import folder_batches, load_weights, tester
+from experiments.models.resnet import mfac_resnet20
 from experiments.recipe import Recipe, Request, Results
-from experiments.resnet import mfac_resnet20
 from experiments.step_times import overheads, step_of, take_turns
 from experiments.training import Training, drops
 from mfac.pruning import attach_masks, masks_from_zeros

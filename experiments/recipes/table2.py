@@ -25,9 +25,9 @@ from torch import Tensor
 import mfac
 from experiments import data, drawing
 from experiments.cifar_images import cifar10, untrained_resnet8
+from experiments.models.resnet import mfac_resnet20
 from experiments.rank_one import rank_one_steps
 from experiments.recipe import Recipe, Request, Results
-from experiments.resnet import mfac_resnet20
 from mfac.blocks import block_runs
 
 DAMPING = 1e-5

@@ -18,8 +18,8 @@ import torch
 from experiments import data, drawing
 from experiments.cifar_images import cifar10
 from experiments.contenders import WEIGHT_DECAYS, Contender, resnet_contenders
+from experiments.models.resnet import ResNet
 from experiments.recipe import Recipe, Request, Results
-from experiments.resnet import ResNet
 from experiments.step_times import overheads, processor_seconds, step_of, take_turns
 from experiments.training import Training, cosine, drops, last_loss
 

@@ -17,9 +17,9 @@ from experiments import data, drawing
 from experiments.cifar100 import load_cifar100
 from experiments.cifar_images import cifar10, untrained_resnet8
 from experiments.contenders import PAPER_DAMPING, PAPER_WINDOW, Contender, plain_contenders
+from experiments.models.resnet import ResNet
 from experiments.models.wide_resnet import WideResNet
 from experiments.recipe import Recipe, Request, Results
-from experiments.resnet import ResNet
 from experiments.training import Training, cosine, drops
 
 RUNS = data.data_folder().parent / "runs"

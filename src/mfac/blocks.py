@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mfac import memory, products
+from mfac import products
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,7 @@ class FisherBlocks:
         self.runs = block_runs(dim, block_size, sizes)
         self.device = torch.device("cpu" if device is None else device)
         self.sums = [
-            memory.zeros(run.count, run.length, run.length, dtype=torch.float64, device=self.device)
-            for run in self.runs
+            torch.zeros(run.count, run.length, run.length, dtype=torch.float64, device=self.device) for run in self.runs
         ]
 
     def add(self, rows: Float[Tensor, "k dim"]) -> None:

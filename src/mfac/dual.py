@@ -1,17 +1,16 @@
 """Blocks of more weights than there are gradients (the full matrix among them): worked in the m x m dual."""
 
-import sys
 from collections.abc import Callable, Iterator
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mfac import lower_squares, memory, products, small_blocks, woodbury
+from mfac import products, woodbury
 from mfac.blocks import Piece, Run
-from mfac.distributed.groups import Ranks
+from mfac.columns import Ranks
 from mfac.pages import Pages, SpreadPages
-from mfac.precision import float32_holds, largest_eigenvalue
+from mfac.precision import float32_holds
 
 
 class DualBlocks:
@@ -154,20 +153,11 @@ class DualBlocks:
             with self._ranks.together("the factor of the Gram matrix"):
                 return woodbury.factor(K, shift, overwrite=True), dtype
         # Column by column, as LAPACK writes and reads it: otherwise every block is transposed on its way in and out.
-        L = memory.empty(self.run.count, self._m, self._m, dtype=torch.float64, device=self.device).transpose(1, 2)
-        compiled, limit = self._small_blocks(), largest_eigenvalue(shift) if self._auto else sys.float_info.max
+        L = torch.empty(self.run.count, self._m, self._m, dtype=torch.float64, device=self.device).transpose(1, 2)
         for piece, G in self._stream():
-            if dtype == torch.float32 and compiled and compiled.factor(G, shift, limit, out=L[piece.blocks]):
-                continue
             K, dtype = self._add_gram(None, G, shift, dtype)
             L[piece.blocks] = woodbury.factor(K, shift, overwrite=True)
         return L, dtype
-
-    def _small_blocks(self) -> small_blocks.SmallBlocks | None:
-        """For blocks whose rows all have the same weight."""
-        if not self._whole_blocks or self._weights is not None:
-            return None
-        return small_blocks.find(self.run.count, self._m, self.run.length, self._pages.dtype, self.device)
 
     def _gram(self, shift: float, dtype: torch.dtype) -> tuple[Float[Tensor, "blocks m m"], torch.dtype]:
         """G Gᵀ of every block, summed piece by piece and over the ranks, and the dtype that products need."""
@@ -232,10 +222,7 @@ class DualBlocks:
     def _stream_diagonal(self) -> Float[Tensor, " n"]:
         out = torch.empty(self.run.stop - self.run.start, dtype=torch.float64, device=self._L.device)
         squares_of = self._squares_of_pieces()
-        # Compiled squares take no memory of their own, so what is in place is not cut up: they use other threads than
-        # torch, and the two would wait for each other at every piece.
-        uncut = self._pages.in_place and not self._whole_blocks and self._lower_squares() is not None
-        for piece, G in self._stream(self.run.length if uncut else self._columns):
+        for piece, G in self._stream():
             squares, fisher = squares_of(piece, G)
             out[self._local(piece)] = woodbury.inverse_diagonal(
                 squares, fisher + self._damping, self._damping
@@ -244,7 +231,6 @@ class DualBlocks:
 
     def _squares_of_pieces(self) -> Callable[[Piece, Tensor], tuple[Tensor, Tensor]]:
         """What gives the column sums of W² and the diagonal of F − λI, for a piece of G, or of W where G was."""
-        small = self._small_blocks() if self._dtype == torch.float32 and not self._whitened else None
         Linv = None if self._whitened or self._whole_blocks else self._whitening(slice(None))
 
         def of_whitened(piece: Piece, W: Tensor) -> tuple[Tensor, Tensor]:
@@ -252,11 +238,8 @@ class DualBlocks:
             return squares, fisher / self._m
 
         def of_gradients(piece: Piece, G: Tensor) -> tuple[Tensor, Tensor]:
-            if small is not None:
-                squares, fisher = small.squares(self._L[piece.blocks], G)
-            else:
-                lower = self._whitening(piece.blocks) if Linv is None else Linv[piece.blocks]
-                squares, fisher = self._squares(lower, G, self._weights)
+            lower = self._whitening(piece.blocks) if Linv is None else Linv[piece.blocks]
+            squares, fisher = self._squares(lower, G, self._weights)
             return squares, fisher / self._m if self._weights is None else fisher
 
         return of_whitened if self._whitened else of_gradients
@@ -266,15 +249,7 @@ class DualBlocks:
     ) -> tuple[Float[Tensor, "blocks n"], Float[Tensor, "blocks n"]]:
         """Column sums of (L X)², and of X² with the weights."""
         lower, weights = lower.to(X.device), None if weights is None else weights.to(X.device)
-        if compiled := self._lower_squares():
-            return compiled(lower, X, weights)
         return products.whitened_squares(lower, X, self._dtype), products.column_squares(X, weights, self._dtype)
-
-    def _lower_squares(self) -> lower_squares.LowerSquares | None:
-        """Compiled, where rows are stored in the dtype of the arithmetic."""
-        if self._dtype != self._pages.dtype or not isinstance(self._pages, Pages):
-            return None
-        return lower_squares.find(self._m * self.run.length * self.run.count, self._m, self._dtype, self.device)
 
     def _whitened_columns(self, index: Int[Tensor, " n"], block: Int[Tensor, " n"]) -> Float[Tensor, "n m"]:
         columns = self._pages.gather(index + self.run.start).double()
@@ -296,8 +271,8 @@ class DualBlocks:
             products.whiten_(lower[piece.blocks].to(G.device), G, self._dtype)
             self._pages.accept_changes()
 
-    def _stream(self, columns: int | None = None) -> Iterator[tuple[Piece, Float[Tensor, "blocks m length"]]]:
-        return self._pages.stream(self.run.pieces(columns or self._columns))
+    def _stream(self) -> Iterator[tuple[Piece, Float[Tensor, "blocks m length"]]]:
+        return self._pages.stream(self.run.pieces(self._columns))
 
     def _local(self, piece: Piece) -> slice:
         return slice(piece.start - self.run.start, piece.stop - self.run.start)

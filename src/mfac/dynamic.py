@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from mfac.blocks import Run
-from mfac.distributed.groups import Ranks
+from mfac.columns import ranks_of
 from mfac.dual import DualBlocks
 from mfac.inverse_fisher import InverseFisher
 from mfac.precision import SENSITIVITY_LIMIT, Precision, check_precision, float32_holds
@@ -68,9 +68,9 @@ class DynamicInverseFisher(InverseFisher):
         process_group: ProcessGroup | None = None,
         devices: Sequence[torch.device | str] | None = None,
     ):
-        self._ranks = Ranks(process_group)
+        self._ranks = ranks_of(process_group)
         arguments = {"num_grads": num_grads, "damping": damping, "dtype": dtype, "normalize": normalize}
-        self._ranks.agree("the window", {**arguments, "window": window, "precision": precision})
+        self._ranks.agree_on({"the window": {**arguments, "window": window, "precision": precision}})
         with self._ranks.together("building the window"):
             _check_count("num_grads", num_grads)
             _check_count("dim", dim)

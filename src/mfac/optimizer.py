@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from mfac.distributed import columns_of, like, local, local_gradients, local_pieces
+from mfac.columns import columns_of, like, local, local_gradients, local_pieces
 from mfac.dynamic import Normalize
 from mfac.parameter_groups import (
     GROUP_OPTIONS,
@@ -356,7 +356,7 @@ class MFAC(Optimizer):
         for group in self.param_groups:
             parts = [steps[tensor] for tensor in dict.fromkeys(group["params"]) if tensor in steps]
             norms += [norm.to(device) * float(group["lr"]) for norm in torch._foreach_norm(parts)] if parts else []
-        length = self._window.columns.length(torch.linalg.vector_norm(torch.stack(norms)))
+        length = self._window.columns.total(torch.stack(norms).square().sum()).sqrt()
         scale = (longest / length).clamp_max(1.0)  # stays on the device: no sync
         for part in steps.values():
             part.mul_(scale.to(part.device))

@@ -1,5 +1,6 @@
 """A sliding window over the gradients of parameters: gradients in, F⁻¹ times them out, tensor by tensor."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from mfac.distributed import Columns, agree_on, columns_of, is_placed, like, local, ranks_of
+from mfac.columns import Columns, columns_of, is_placed, like, local, parameter_ranks
 from mfac.dynamic import DynamicInverseFisher, NonFiniteGradientError, Normalize
 from mfac.layout import ParameterLayout
 from mfac.precision import Precision
@@ -56,7 +57,11 @@ class ParameterWindow:
         first = damping(0) if callable(damping) else damping
         schedule = first if callable(damping) else None
         options = {"update_every": update_every, "nonfinite": nonfinite, "schedule": schedule, **(agreed or {})}
-        agree_on(ranks_of(named, process_group), named, masks, **options)
+        ranks = parameter_ranks(named, process_group)
+        if ranks.size > 1:
+            from mfac.distributed.groups import describe
+
+            ranks.agree_on({"the options of the window": options, **describe(named, masks)})
         _check_options(update_every, nonfinite)
         self._group = process_group
         self.masks = {name: mask.detach().clone() for name, mask in masks.items()}  # theirs may change later
@@ -81,7 +86,7 @@ class ParameterWindow:
         self.nonfinite = nonfinite
         self.calls = 0
         self.skipped = 0
-        self._figures: Tensor | None = None
+        self._sums = torch.full((3,), torch.nan)  # g·g, s·s and g·s of the last gradient and its step
 
     @property
     def named(self) -> dict[str, Tensor]:
@@ -138,21 +143,21 @@ class ParameterWindow:
             self.skipped += 1
             return None
         self.calls += 1
-        figures = torch.stack((row.norm(), step.norm(), row @ step))
-        parts, self._figures = self.columns.finish(step, figures)
+        sums = torch.stack((row @ row, step @ step, row @ step))
+        parts, self._sums = self.columns.finish(step, sums)
         pairs = zip(self.columns.tensors, parts, strict=True)
         return {tensor: part.to(tensor.device) for tensor, part in pairs if tensor in gradients}
 
     def diagnostics(self) -> dict[str, float]:
         """Norms of the last gradient and of F⁻¹ times it, their cosine, and what the window holds."""
-        unknown = torch.full((3,), float("nan"))
-        gradient, step, product = (unknown if self._figures is None else self.columns.total(self._figures)).tolist()
+        squares = self.columns.total(self._sums).tolist()
+        gradient, step = math.sqrt(squares[0]), math.sqrt(squares[1])
         lengths = gradient * step
         return {
             "gradient_norm": gradient,
             "step_norm": step,
             # Of F⁻¹g never below 0; a step of rows that are compressed is F⁻¹ of something else than g.
-            "cosine": min(1.0, product / lengths) if lengths else float("nan"),
+            "cosine": min(1.0, squares[2] / lengths) if lengths else float("nan"),
             "effective_rank": effective_rank(self.operator.gram),
             "num_seen": float(self.operator.num_seen),
             "damping": self.operator.damping,
@@ -250,7 +255,7 @@ class ParameterWindow:
 
     def _lay(self, named: Mapping[str, Tensor]) -> Columns:
         masks = {name: mask for name, mask in self.masks.items() if name in named}
-        with ranks_of(named, self._group).together("the layout of the window"):
+        with parameter_ranks(named, self._group).together("the layout of the window"):
             columns = self._checked_columns(named, masks)
         columns.meet()
         return columns

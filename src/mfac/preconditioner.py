@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.optim.optimizer import ParamsT
 
-from mfac.distributed import local_gradients
+from mfac.columns import local_gradients
 from mfac.dynamic import Normalize
 from mfac.parameter_groups import group_parameters, name_masks, name_parameters
 from mfac.parameter_window import Damping, NonFinite, ParameterWindow

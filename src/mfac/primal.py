@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mfac import memory, products, woodbury
+from mfac import products, woodbury
 from mfac.blocks import Run
 from mfac.pages import Pages
 from mfac.precision import float32_holds
@@ -41,7 +41,7 @@ class PrimalBlocks:
         auto: bool,
     ) -> "PrimalBlocks":
         """From G, in one pass; each piece in `dtype`, or (`auto`) in float64 where float32 is not safe."""
-        L = memory.empty(run.count, run.length, run.length, dtype=torch.float64, device=pages.device).transpose(1, 2)
+        L = torch.empty(run.count, run.length, run.length, dtype=torch.float64, device=pages.device).transpose(1, 2)
         for piece, rows in pages.stream(run.pieces(max(columns, run.length))):
             fisher = _weighted_gram(rows.transpose(1, 2), weights, dtype)
             if auto and dtype == torch.float32 and not float32_holds(fisher, damping):

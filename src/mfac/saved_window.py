@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mfac.distributed.groups import Ranks
+from mfac.columns import Ranks
 from mfac.windows import SavedRows
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mfac.blocks import FisherBlocks, Run, runs_between
-from mfac.distributed.groups import Ranks
+from mfac.columns import Ranks
 from mfac.distributed.shares import ColumnShare
 from mfac.dual import DualBlocks
 from mfac.gradient_file import GradientFile

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mfac.blocks import FisherBlocks, block_runs
-from mfac.distributed.groups import Ranks
+from mfac.columns import Ranks, ranks_of
 from mfac.distributed.shares import column_shares
 from mfac.dual import DualBlocks
 from mfac.gradient_file import GradientFile
@@ -66,7 +66,7 @@ class StaticInverseFisher(InverseFisher):
         precision: Precision = "auto",
         process_group: dist.ProcessGroup | None = None,
     ):
-        self._ranks = Ranks(process_group)
+        self._ranks = ranks_of(process_group)
         # The blocks of F are divided among the ranks, or the one block is shared by all and sums over them itself.
         self._shared = block_size is None and not isinstance(grads, FisherBlocks)
         source: SpreadRows | BlockSums

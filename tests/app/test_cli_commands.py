@@ -18,7 +18,7 @@ from mfac.app.cli.progress_display import ProgressDisplay, RateColumn
 from mfac.app.cli.tables import aligned, number, show
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("prune", "train", "plan", "report", "data", "init", "demo")
+COMMANDS = ("prune", "train", "plan", "report", "init", "demo")
 
 
 @pytest.fixture(autouse=True)

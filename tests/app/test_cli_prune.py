@@ -143,9 +143,9 @@ def test_a_checkpoint_of_another_shape_names_the_tensor(tmp_path):
 
 def test_a_missing_data_set_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("MFAC_DATA", str(tmp_path / "nothing"))
-    result = mfac("prune", "mnist")
+    result = mfac("prune", "experiments.tasks.mnist")
     assert result.exit_code == 1
-    assert "`mfac data mnist`" in result.stderr
+    assert "`python -m experiments.datasets mnist`" in result.stderr
     assert "Traceback" not in result.output
 
 

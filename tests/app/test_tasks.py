@@ -230,7 +230,7 @@ def test_what_is_no_task_at_all(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(TaskError, match="no task 'digit'; did you mean digits"):
         load_task("digit")
-    with pytest.raises(TaskError, match=r"no task 'no.such.module'; A task is one of digits, mnist"):
+    with pytest.raises(TaskError, match=r"no task 'no.such.module'; a task is digits, a file"):
         load_task("no.such.module")
     with pytest.raises(TaskError, match="no task 'what is this'"):
         load_task("what is this")

@@ -166,7 +166,7 @@ def loads_state_of_first_rank(group, options):
 
 def test_the_state_of_another_rank_is_refused(rank_pool):
     messages = rank_pool.run(2, loads_state_of_first_rank, {})
-    assert all("cut for other ranks" in message for message in messages)
+    assert all("sharded for other ranks" in message for message in messages)
     messages = rank_pool.run(2, loads_state_of_first_rank, {"window": torch.int8})
     assert any("which cannot be cut anew" in message for message in messages)
 
@@ -217,7 +217,7 @@ def test_a_full_state_of_sharded_parameters(rank_pool):
 def loads_shares_alone(group):
     """The state of sharded parameters into an optimizer of whole ones."""
     state = Training(group, "fsdp").steps(range(SAVED)).optimizer.state_dict()
-    with pytest.raises(ValueError, match=r"the saved state of 0.weight is cut over 2 ranks; save and load it with"):
+    with pytest.raises(ValueError, match=r"the saved state of 0.weight is sharded over 2 ranks; save and load it with"):
         Training(None, "ddp").optimizer.load_state_dict(state)
     return True
 

@@ -35,7 +35,7 @@ def test_a_rank_killed_in_mid_step_stops_the_others_and_the_checkpoint_brings_th
     assert time.monotonic() - died < 30  # the timeout is 8 seconds; the machine may be busy
     message = (tmp_path / "failed-0").read_text()
     assert "over 2 ranks failed on rank 0: another process has ended" in message
-    assert "start again from the last checkpoint" in message
+    assert "restart from the last checkpoint" in message
     assert [rank.wait(120) for rank in start(tmp_path, "ddp")] == [0, 0]
     for rank, expected in enumerate(rank_pool.run(2, uninterrupted, "ddp")):
         weights = torch.load(tmp_path / f"weights-{rank}.pt", weights_only=True)
@@ -194,11 +194,11 @@ def placements(group):
 
 def test_layouts_that_cannot_be_cut_are_refused_by_name(rank_pool):
     for found in rank_pool.run(2, placements):
-        assert "b is laid out as (Replicate(),), and a window can only be cut along" in found["replicated"]
+        assert "b has the placements (Replicate(),); a window needs parameters that are Shard" in found["replicated"]
         assert "b is a plain tensor and other parameters are DTensors" in found["mixed"]
         assert "leave process_group out" in found["group"]
-        assert "w is cut along its dimension 1, and masks need Shard(0)" in found["masked crosswise"]
-        assert "a gradient is laid out as (Partial(sum),) and its parameter as (Shard(dim=0),)" in found["partial"]
+        assert "w is sharded along dimension 1, and masks need Shard(0)" in found["masked crosswise"]
+        assert "a gradient has the placements (Partial(sum),) and its parameter (Shard(dim=0),)" in found["partial"]
 
 
 def crosswise(group):

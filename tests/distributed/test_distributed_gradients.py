@@ -13,8 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 import mfac
+from mfac.distributed import exchange
 from mfac.distributed.shares import column_shares
-from mfac.gradients import accumulate_fisher, collect_gradients, exchange, row_sinks
+from mfac.gradients import accumulate_fisher, collect_gradients, row_sinks
 
 SIZES = (2, 3, 4)
 NUM_BATCHES = 13

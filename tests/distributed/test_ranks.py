@@ -3,38 +3,38 @@
 import pytest
 import torch
 
-from mfac.distributed.groups import Ranks
+from mfac.columns import Ranks, ranks_of
 
 SIZES = (2, 3, 4)
 
 
 def summed(group):
-    ranks = Ranks(group)
+    ranks = ranks_of(group)
     return ranks.sum_(torch.arange(3.0, dtype=torch.float64) + ranks.rank)
 
 
 def gathered(group, lengths):
-    ranks = Ranks(group)
+    ranks = ranks_of(group)
     piece = torch.full((lengths[ranks.rank], 2), float(ranks.rank))
     return ranks.gather(piece, lengths[: ranks.size])
 
 
 def exchanged(group):
-    ranks = Ranks(group)
+    ranks = ranks_of(group)
     pieces = [torch.full((ranks.rank + 1,), 10.0 * ranks.rank + to) for to in range(ranks.size)]
     return ranks.exchange(pieces, [rank + 1 for rank in range(ranks.size)])
 
 
 def flagged(group, raised):
-    ranks = Ranks(group)
+    ranks = ranks_of(group)
     return ranks.any(ranks.rank == raised)
 
 
 def disagreed(group, odd):
-    ranks = Ranks(group)
-    ranks.agree("the damping", 1.0)
+    ranks = ranks_of(group)
+    ranks.agree_on({"the damping": 1.0})
     with pytest.raises(ValueError, match=rf"the damping must be the same on every rank: rank {odd} has 2\.0"):
-        ranks.agree("the damping", 2.0 if ranks.rank == odd else 1.0)
+        ranks.agree_on({"the damping": 2.0 if ranks.rank == odd else 1.0})
     return True
 
 
@@ -70,7 +70,7 @@ def test_ranks_that_differ_are_told_alike(rank_pool, odd):
 
 
 def failed(group, kind):
-    ranks = Ranks(group)
+    ranks = ranks_of(group)
     with ranks.together("the first part"):
         pass
     try:
@@ -91,7 +91,7 @@ def test_what_fails_on_one_rank_fails_on_all(rank_pool, kind, others):
 
 
 def of_the_first(group, dtype):
-    ranks = Ranks(group)
+    ranks = ranks_of(group)
     values = torch.arange(6).view(2, 3).add(ranks.rank).to(dtype)
     ranks.from_first_(values.T)  # a view that is not contiguous
     return values, ranks.from_first_(torch.tensor(ranks.rank)), ranks.from_first_(torch.empty(0))
@@ -106,7 +106,7 @@ def test_values_of_the_first_rank(rank_pool, dtype):
 
 
 def differing(group):
-    ranks = Ranks(group)
+    ranks = ranks_of(group)
     ranks.agree_on({"one": 1, "two": [2]})
     with pytest.raises(ValueError, match="two must be the same on every rank: rank 1 has 3, rank 0 2;"):
         ranks.agree_on({"one": 1, "two": 2 + ranks.rank})
@@ -124,7 +124,7 @@ def test_alone_nothing_is_sent():
     assert ranks.exchange([values], [2])[0] is values
     assert ranks.any(True)
     assert not ranks.any(False)
-    ranks.agree("anything", object())
+    ranks.agree_on({"anything": object()})
     assert ranks.from_first_(values) is values
     assert ranks.total(3) == 3
     with pytest.raises(ZeroDivisionError), ranks.together("something"):

@@ -5,9 +5,9 @@ import struct
 import pytest
 import torch
 
-from mfac.app.datasets import MissingData, TensorBatches, data_folder, load_cifar10, load_glue, load_mnist
-from mfac.app.datasets.images import HALVES, crop_and_flip, read_idx
-from mfac.app.datasets.sentences import read_tsv
+from experiments.datasets import MissingData, TensorBatches, data_folder, load_cifar10, load_glue, load_mnist
+from experiments.datasets.images import HALVES, crop_and_flip, read_idx
+from experiments.datasets.sentences import read_tsv
 
 
 @pytest.fixture
@@ -81,7 +81,9 @@ def test_a_cifar_file_of_half_a_record_is_refused(folder):
     ],
 )
 def test_what_is_missing_and_how_to_get_it(folder, load, name, path):
-    with pytest.raises(MissingData, match=f"{path} is not there; `mfac data {name}` fetches it, or put it there"):
+    with pytest.raises(
+        MissingData, match=f"{path} is not there; `python -m experiments.datasets {name}` fetches it, or put it there"
+    ):
         load()
 
 

@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 from loopback import serve
 
-from mfac.app.datasets import CATALOGUE, ChecksumError, DataSet, DownloadError, UnsafeArchive, data_folder, data_set
-from mfac.app.datasets import fetch as fetch_data
-from mfac.app.datasets.catalogue import Source
-from mfac.app.datasets.fetching import missing_files
-from mfac.app.datasets.mrpc import split_mrpc
+from experiments.datasets import CATALOGUE, ChecksumError, DataSet, DownloadError, UnsafeArchive, data_folder, data_set
+from experiments.datasets import fetch as fetch_data
+from experiments.datasets.catalogue import Source
+from experiments.datasets.fetching import missing_files
+from experiments.datasets.mrpc import split_mrpc
 
 
 def sha256(data):

@@ -7,7 +7,7 @@ import random
 import pytest
 from loopback import serve
 
-from mfac.app.datasets.download import ChecksumError, DownloadError, check, download
+from experiments.datasets.download import ChecksumError, DownloadError, check, download
 
 BODY = random.Random(0).randbytes(200_000)
 SHA256 = f"sha256:{hashlib.sha256(BODY).hexdigest()}"
@@ -150,7 +150,7 @@ def test_a_full_disk_is_told_as_it_is(server, tmp_path, monkeypatch):
     def full(self, response, asked):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("mfac.app.datasets.download._Download._write", full)
+    monkeypatch.setattr("experiments.datasets.download._Download._write", full)
     with pytest.raises(OSError, match="No space left") as caught:
         fetch(server, tmp_path / "file")
     assert caught.value.errno == errno.ENOSPC

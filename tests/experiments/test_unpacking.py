@@ -8,7 +8,7 @@ import zipfile
 
 import pytest
 
-from mfac.app.datasets.unpacking import UnsafeArchive, unpack
+from experiments.datasets.unpacking import UnsafeArchive, unpack
 
 
 def tar(path, members):

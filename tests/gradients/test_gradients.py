@@ -283,7 +283,8 @@ def test_operators_take_rows_files_and_blocks(tmp_path):
     x = torch.randn(66)
     torch.testing.assert_close(StaticInverseFisher(file, 0.01) @ x, StaticInverseFisher(rows, 0.01) @ x)
     blockwise = StaticInverseFisher(rows, 0.01, block_size=8, sizes=[35, 7, 21, 3])
-    torch.testing.assert_close(StaticInverseFisher(blocks, 0.01) @ x, blockwise @ x)
+    # The two sum in different precisions, and agree to the promise of precision="auto".
+    torch.testing.assert_close(StaticInverseFisher(blocks, 0.01) @ x, blockwise @ x, rtol=1e-4, atol=1e-3)
 
 
 def test_blocks_that_do_not_fit(monkeypatch):

@@ -5,7 +5,7 @@ import torch
 
 import mfac
 from experiments.data import HALVES, ImageBatches, data_folder, load_cifar10
-from experiments.resnet import mfac_resnet20
+from experiments.models.resnet import mfac_resnet20
 from mfac.pruning import prune
 
 pytestmark = pytest.mark.skipif(

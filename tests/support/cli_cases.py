@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mfac.app.datasets import TensorBatches
+from mfac.app.tasks.tensor_batches import TensorBatches
 
 
 def model():

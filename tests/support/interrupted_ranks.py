@@ -16,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 from distributed_cases import Training
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from mfac.distributed.groups import Ranks
+from mfac.distributed.groups import GroupRanks
 
 STEPS, SAVED = 14, 6
 OPTIONS = {"momentum": 0.9, "weight_decay": 0.01}
@@ -38,7 +38,7 @@ def run(group, way, folder, killed_at=None):
         first = SAVED
     for step in range(first, STEPS):
         if step == killed_at:
-            Ranks.sum_ = lambda self, values: os.kill(os.getpid(), signal.SIGKILL)
+            GroupRanks.sum_ = lambda self, values: os.kill(os.getpid(), signal.SIGKILL)
         training.steps(range(step, step + 1))
         if step + 1 == SAVED:
             dcp.save(state_of(training), checkpoint_id=folder / "checkpoint", process_group=group)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from mfac.blocks import FisherBlocks
-from mfac.distributed.groups import Ranks
+from mfac.columns import Ranks
 from mfac.distributed.shares import ColumnShare
 from mfac.gradients.batches import Batch
 from mfac.gradients.collection import Collection

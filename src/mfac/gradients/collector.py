@@ -10,10 +10,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mfac.blocks import FisherBlocks, block_runs
+from mfac.columns import ranks_of
 from mfac.distributed.exchange import accumulate_share, check_ranks, collect_share
-from mfac.distributed.groups import Ranks
 from mfac.distributed.shares import ColumnShare, column_shares
-from mfac.gradient_file import GradientFile
+from mfac.gradient_file import GradientFile, check_file_dtype
 from mfac.gradients import fingerprint
 from mfac.gradients.batches import Batch
 from mfac.gradients.collection import Collection, Filler
@@ -23,8 +23,6 @@ from mfac.gradients.one_batch import LossFn
 from mfac.gradients.row_sinks import BlocksSink, FileSink, TensorSink
 from mfac.layout import Masks, ParameterLayout, Params
 from mfac.memory import available_memory, gib
-from mfac.windows import Window, as_kind
-from mfac.windows.rows import Kind
 
 Fisher = Literal["empirical", "sampled"]
 Method = Literal["auto", "vmap", "loop"]
@@ -69,7 +67,7 @@ def collect_gradients(
     fisher: Fisher = ...,
     masks: Masks = ...,
     out: str | os.PathLike[str],
-    window: Window | None = ...,
+    window: torch.dtype | None = ...,
     dtype: torch.dtype | None = ...,
     device: torch.device | str | None = ...,
     cycle: bool = ...,
@@ -93,7 +91,7 @@ def collect_gradients(
     fisher: Fisher = "empirical",
     masks: Masks = None,
     out: str | os.PathLike[str] | None = None,
-    window: Window | None = None,
+    window: torch.dtype | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     cycle: bool = False,
@@ -124,8 +122,7 @@ def collect_gradients(
         fisher: "empirical" takes the labels of the data, "sampled" draws them from the model's output.
         masks: {name or parameter: bool tensor}; only coordinates that are True are in a row.
         out: a file to write the rows to as they come; if it is there already, the run goes on where it stopped.
-        window: how the file stores rows: a dtype, torch.int8 or `Int8`, `TopK` (the largest entries of each row; the
-            others are lost, and not given to the next row). None: in `dtype`.
+        window: the dtype in which the file stores rows; None: `dtype`.
         dtype: of the rows; None: that of the parameters.
         device: of the rows; None: that of the parameters.
         cycle: start `batches` again when they run out.
@@ -149,7 +146,7 @@ def collect_gradients(
         MemoryError: the rows would not fit; the message says what would.
         RuntimeError: a loss or a gradient that is not finite.
     """
-    ranks = Ranks(process_group)
+    ranks = ranks_of(process_group)
     with ranks.together("looking at the arguments"):
         collection = Collection(num_grads, per_sample, fisher, method, chunk_size, cycle, progress, seed)
         task = collection.task(model, loss_fn, ParameterLayout(model, params, masks), sample_fn, output_fn)
@@ -158,8 +155,7 @@ def collect_gradients(
         dtype = task.layout.dtype if dtype is None else dtype
         if not dtype.is_floating_point:
             raise ValueError(
-                f"rows are floating-point numbers, and dtype is {dtype}; use torch.float32 or torch.bfloat16, or "
-                "store them in a file with out=... and window=torch.int8"
+                f"rows are floating-point numbers, and dtype is {dtype}; use torch.float32 or torch.bfloat16"
             )
         if out is not None and ranks.size > 1:
             raise ValueError(
@@ -173,7 +169,8 @@ def collect_gradients(
         shares = column_shares(layout.sizes, ranks.size, block_size)
         return collect_share(collection, task, batches, shares, ranks, dtype, where)
     if out is not None:
-        return _collect_to_file(collection, task, batches, out, as_kind(dtype if window is None else window), device)
+        stored = check_file_dtype(dtype if window is None else window)
+        return _collect_to_file(collection, task, batches, out, stored, device)
     sink = TensorSink(num_grads, layout.dim, dtype, where)
     collection.run(task, batches, lambda first_batch: (sink, collection.filler(task)))
     return sink.grads
@@ -208,7 +205,7 @@ def accumulate_fisher(
     Raises:
         ValueError, MemoryError, RuntimeError: as `collect_gradients` does.
     """
-    ranks = Ranks(process_group)
+    ranks = ranks_of(process_group)
     with ranks.together("looking at the arguments"):
         collection = Collection(num_grads, per_sample, fisher, method, chunk_size, cycle, progress, seed)
         task = collection.task(model, loss_fn, ParameterLayout(model, params, masks), sample_fn, output_fn)
@@ -238,9 +235,9 @@ def _check_blocks(share: ColumnShare, block_size: int, device: torch.device) -> 
         )
 
 
-def _check_window(window: Window, out: object, dtype: torch.dtype | None) -> None:
+def _check_window(window: torch.dtype, out: object, dtype: torch.dtype | None) -> None:
     """Raises ValueError where there is no file to be stored so, or two ways to do it."""
-    as_kind(window)
+    check_file_dtype(window)
     if out is None:
         raise ValueError(
             f"window={window!r} says how a file stores rows, and there is none; pass out=..., or dtype= for rows in "
@@ -255,7 +252,7 @@ def _collect_to_file(
     task: Task,
     batches: Iterable[Batch],
     out: str | os.PathLike[str],
-    kind: Kind,
+    stored: torch.dtype,
     device: torch.device | str | None,
 ) -> GradientFile:
     if device is not None and torch.device(device).type != "cpu":
@@ -264,9 +261,9 @@ def _collect_to_file(
 
     def begin(first_batch: Batch) -> tuple[FileSink, Filler]:
         entries = fingerprint.fields(task, collection, first_batch)
-        sink = FileSink(out, collection.num_grads, task.layout.dim, kind)
+        sink = FileSink(out, collection.num_grads, task.layout.dim, stored)
         known = sink.file
-        plan = None if known is None else fingerprint.check(known, entries, collection.num_grads, task, kind.name)
+        plan = None if known is None else fingerprint.check(known, entries, collection.num_grads, task, str(stored))
         filler = collection.resumable_filler(task, plan)
         sink.fingerprint = lambda: fingerprint.encode(entries, filler.plan)
         sinks.append(sink)

@@ -52,7 +52,7 @@ def check(file: GradientFile, entries: Fields, num_grads: int, task: Task, stora
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{file.path} was not made by collect_gradients; choose another out=") from None
     ours = entries | {"num_grads": str(num_grads), "dim": str(task.layout.dim), "dtype or window": storage}
-    theirs = theirs | {"num_grads": str(file.num_grads), "dim": str(file.dim), "dtype or window": file.storage}
+    theirs = theirs | {"num_grads": str(file.num_grads), "dim": str(file.dim), "dtype or window": str(file.dtype)}
     differing = sorted(name for name in ours if ours[name] != theirs.get(name))
     if differing:
         changes = ", ".join(f"{name} ({theirs.get(name)} there, {ours[name]} now)" for name in differing)

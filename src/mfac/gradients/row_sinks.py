@@ -16,7 +16,6 @@ from mfac.blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
 from mfac.gradients.batches import ALIGNMENT
 from mfac.memory import available_memory, gib
-from mfac.row_formats import Storage, format_of
 
 STAGING_BYTES = 256 * 2**20
 
@@ -63,7 +62,7 @@ class FileSink:
         path: a new file, or one to go on with.
         num_grads: rows in all.
         dim: their length.
-        storage: a dtype, or a storage of windows. Rows wait in memory in that dtype, or in float32.
+        dtype: of the stored numbers.
 
     `fingerprint` is what to write into a new file, called when the first row is taken.
 
@@ -71,11 +70,9 @@ class FileSink:
         OSError: the directory is not there, or the disk is too full.
     """
 
-    def __init__(self, path: str | os.PathLike[str], num_grads: int, dim: int, storage: torch.dtype | Storage):
+    def __init__(self, path: str | os.PathLike[str], num_grads: int, dim: int, dtype: torch.dtype):
         self.path = Path(path)
-        self.num_grads, self.dim, self.storage = num_grads, dim, storage
-        self._format = format_of(storage, dim)
-        self.dtype = self._format.dtype
+        self.num_grads, self.dim, self.dtype = num_grads, dim, dtype
         self.file = GradientFile(path) if self.path.exists() else None
         self.done = self.file.rows if self.file else 0
         self.fingerprint: Callable[[], str] = str
@@ -93,7 +90,7 @@ class FileSink:
         if not count:
             return
         if self.file is None:
-            self.file = GradientFile.create(self.path, self.num_grads, self.dim, self.storage, self.fingerprint())
+            self.file = GradientFile.create(self.path, self.num_grads, self.dim, self.dtype, self.fingerprint())
         self.file.append(self._staging[:count])
         self.done += count
 
@@ -102,13 +99,13 @@ class FileSink:
             raise FileNotFoundError(
                 errno.ENOENT, "out= needs a directory that exists", str(self.path.absolute().parent)
             )
-        needed = (self.num_grads - self.done) * self._format.row_bytes
+        needed = (self.num_grads - self.done) * self.dim * self.dtype.itemsize
         free = shutil.disk_usage(self.path.absolute().parent).free
         if needed > free:
             raise OSError(
                 errno.ENOSPC,
                 f"{self.num_grads - self.done} rows take {gib(needed)} and the disk has {gib(free)} left; "
-                "collect fewer rows, use window=torch.int8 or mfac.TopK(0.01), masks, or another disk",
+                "collect fewer rows, use window=torch.bfloat16, masks, or another disk",
                 str(self.path),
             )
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 
-from mfac.distributed.groups import Ranks
+from mfac.columns import Ranks
 from mfac.gradients.batches import Batch
 
 

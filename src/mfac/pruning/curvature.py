@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mfac.blocks import FisherBlocks, Run, block_runs
-from mfac.distributed.groups import Ranks
+from mfac.columns import Ranks
 from mfac.gradient_file import GradientFile
 from mfac.pages import Pages
 from mfac.pruning.fisher_parts import WIDE_PIECE, LargeBlocks, SmallBlocks, SummedBlocks

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mfac.distributed.groups import Ranks
+from mfac.columns import Ranks
 from mfac.static import StaticInverseFisher
 
 FRACTIONS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)

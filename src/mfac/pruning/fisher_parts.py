@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mfac import products, woodbury
 from mfac.blocks import Piece, Run
-from mfac.distributed.groups import Ranks
+from mfac.columns import Ranks
 from mfac.pages import Pages
 from mfac.precision import float32_holds
 from mfac.pruning.removal import group_costs, primal_removal

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from mfac.distributed.groups import Ranks
+from mfac.columns import Ranks
 from mfac.gradients.batches import Batch, move
 from mfac.gradients.model_state import evaluation
 from mfac.gradients.one_batch import LossFn

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from mfac.blocks import FisherBlocks
+from mfac.columns import Ranks
 from mfac.distributed.exchange import accumulate_share, check_ranks, collect_share
-from mfac.distributed.groups import Ranks
 from mfac.distributed.shares import ColumnShare, column_shares, shares_at
 from mfac.gradient_file import GradientFile
 from mfac.gradients import accumulate_fisher, collect_gradients

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mfac.distributed.groups import Ranks
+from mfac.columns import Ranks, ranks_of
 from mfac.gradients.batches import Batch
 from mfac.gradients.collector import Fisher
 from mfac.gradients.one_batch import LossFn
@@ -107,7 +107,7 @@ def prune(
             loss is not finite; nothing is changed then.
         RuntimeError: a loss or a gradient that became not finite.
     """
-    ranks = Ranks(process_group)
+    ranks = ranks_of(process_group)
     with _folder(rows_dir) as folder:
         with ranks.together("looking at the arguments"):
             _check_choice("update", update, UPDATES)

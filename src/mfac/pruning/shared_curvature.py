@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mfac.distributed.groups import Ranks
+from mfac.columns import Ranks
 from mfac.distributed.shares import ColumnShare
 from mfac.pruning.curvature import FisherCurvature, costs_in_groups
 

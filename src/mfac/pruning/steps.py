@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mfac.distributed.groups import Ranks
+from mfac.columns import Ranks
 from mfac.gradients.batches import Batch
 from mfac.layout import ParameterLayout
 from mfac.pruning.batch_norm import recalibrate

@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mfac import memory, native, quantization
-from mfac.row_formats import Int8Format, RowFormat
+from mfac import native, quantization
 from mfac.windows.pages import CompressedRows
 from mfac.windows.rows import Rows, SavedRows, StoredRow, check_fits
 
@@ -46,13 +45,9 @@ class Int8:
         """A byte a number, and the scales."""
         return num_grads * (dim + 4 * quantization.num_blocks(dim, self.block))
 
-    def row_format(self, dim: int) -> RowFormat:
-        """The bytes of a row in a file."""
-        return Int8Format(dim, self.block, self.stochastic, self.seed, self.name)
-
     def build(self, num_grads: int, dim: int, device: torch.device) -> Rows:
         """Rows of zeros."""
-        codes = memory.zeros(num_grads * dim, dtype=torch.int8, device=device)
+        codes = torch.zeros(num_grads * dim, dtype=torch.int8, device=device)
         scales = torch.zeros(quantization.num_blocks(dim, self.block), num_grads, device=device)
         return Int8Rows(self, codes, scales, dim)
 

@@ -6,9 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mfac import memory, native, products
+from mfac import native, products
 from mfac.pages import Pages
-from mfac.row_formats import RowFormat, format_of
 from mfac.windows.rows import Pieces, Rows, SavedRows, StoredRow, check_fits
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -29,13 +28,9 @@ class Plain:
         """The matrix."""
         return num_grads * dim * self.dtype.itemsize
 
-    def row_format(self, dim: int) -> RowFormat:
-        """The bytes of a row in a file."""
-        return format_of(self.dtype, dim)
-
     def build(self, num_grads: int, dim: int, device: torch.device) -> Rows:
         """Rows of zeros."""
-        return PlainRows(self, memory.zeros(num_grads, dim, dtype=self.dtype, device=device))
+        return PlainRows(self, torch.zeros(num_grads, dim, dtype=self.dtype, device=device))
 
 
 class PlainRows:
@@ -88,7 +83,7 @@ class PlainRows:
     def widen(self, extra: int) -> None:
         """A wider matrix, made beside the present one."""
         m, d = self.shape
-        G = memory.zeros(m, d + extra, dtype=self.dtype, device=self._G.device)
+        G = torch.zeros(m, d + extra, dtype=self.dtype, device=self._G.device)
         G[:, :d] = self._G
         self._G = G
 

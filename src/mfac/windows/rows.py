@@ -9,7 +9,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mfac.pages import Pages, SpreadPages
-from mfac.row_formats import RowFormat
 
 
 class Kind(Protocol):
@@ -21,9 +20,6 @@ class Kind(Protocol):
 
     def bytes(self, num_grads: int, dim: int) -> int:
         """Memory of `num_grads` rows, and of what belongs to all of them."""
-
-    def row_format(self, dim: int) -> RowFormat:
-        """The bytes of a row in a file."""
 
     def build(self, num_grads: int, dim: int, device: torch.device) -> "Rows":
         """Rows of zeros."""

@@ -12,9 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mfac import memory
 from mfac.largest_entries import LONGEST_BLOCK, entry_blocks, largest, num_entries
-from mfac.row_formats import RowFormat, TopKFormat
 from mfac.windows.pages import CompressedRows
 from mfac.windows.rows import Rows, SavedRows, StoredRow, check_fits
 
@@ -61,15 +59,11 @@ class TopK:
         """Indices and numbers, and one error vector in float32."""
         return num_grads * self.entries(dim) * (2 + self.dtype.itemsize) + 4 * dim
 
-    def row_format(self, dim: int) -> RowFormat:
-        """The bytes of a row in a file, which has no error to hand on."""
-        return TopKFormat(dim, self.density, self.block, self.dtype, self.name)
-
     def build(self, num_grads: int, dim: int, device: torch.device) -> Rows:
         """Rows of zeros."""
         entries = self.entries(dim)
-        indices = memory.zeros(num_grads, entries, dtype=torch.int16, device=device)
-        values = memory.zeros(num_grads, entries, dtype=self.dtype, device=device)
+        indices = torch.zeros(num_grads, entries, dtype=torch.int16, device=device)
+        values = torch.zeros(num_grads, entries, dtype=self.dtype, device=device)
         return TopKRows(self, indices, values, torch.zeros(dim, device=device))
 
 

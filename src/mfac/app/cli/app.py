@@ -5,7 +5,6 @@ from typing import Annotated
 import typer
 
 from mfac import __version__
-from mfac.app.cli.data import data
 from mfac.app.cli.demo import demo
 from mfac.app.cli.errors import reported
 from mfac.app.cli.init import init
@@ -40,5 +39,5 @@ def overview(
     """
 
 
-for command in (prune, train, plan, report, data, init, demo):
+for command in (prune, train, plan, report, init, demo):
     app.command()(reported(command))

@@ -66,7 +66,7 @@ def plan(
     Examples:
       mfac plan digits
       mfac plan task.py --num-grads 1024 --block-size none --on-disk
-      mfac plan cifar10-resnet20 --train --num-grads 1024 --window bfloat16
+      mfac plan task.py --train --num-grads 1024 --window bfloat16
     """
     block, where = parse_block_size(block_size), choose_device(device)
     loaded = load_task(task)

@@ -5,18 +5,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Int64, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
-from mfac.app.datasets.folder import find
+from experiments.datasets.folder import find
 
 CIFAR10_RECORD = 1 + 3 * 32 * 32
 CIFAR10_FILES = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}
 IDX_SPLITS = {"train": "train", "test": "t10k"}
 
 
-def read_idx(path: Path) -> UInt8[Tensor, "..."]:
+def read_idx(path: Path) -> Tensor:
     """An idx file of bytes, in its own shape.
 
     Raises:
@@ -32,7 +31,7 @@ def read_idx(path: Path) -> UInt8[Tensor, "..."]:
     return torch.from_numpy(data[header:].reshape(shape))
 
 
-def load_mnist(split: str, name: str = "mnist") -> tuple[UInt8[Tensor, "n 1 28 28"], Int64[Tensor, " n"]]:
+def load_mnist(split: str, name: str = "mnist") -> tuple[Tensor, Tensor]:
     """(images, labels) of "train" (60,000) or "test" (10,000); `name`: "mnist" or "fashion-mnist".
 
     Raises:
@@ -47,7 +46,7 @@ def load_mnist(split: str, name: str = "mnist") -> tuple[UInt8[Tensor, "n 1 28 2
     return images[:, None], labels.long()
 
 
-def load_cifar10(split: str) -> tuple[UInt8[Tensor, "n 3 32 32"], Int64[Tensor, " n"]]:
+def load_cifar10(split: str) -> tuple[Tensor, Tensor]:
     """(images, labels) of "train" (50,000) or "test" (10,000), of the binary version.
 
     Raises:
@@ -66,7 +65,7 @@ class Normalisation:
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
 
-    def __call__(self, images: UInt8[Tensor, "n c h w"]) -> Tensor:
+    def __call__(self, images: Tensor) -> Tensor:
         """Normalised float32, channels last, which convolutions on CPUs are fastest with."""
         mean, deviation = (torch.tensor(values).view(1, -1, 1, 1) for values in (self.mean, self.deviation))
         return ((images.float() / 255 - mean) / deviation).contiguous(memory_format=torch.channels_last)
@@ -77,9 +76,7 @@ CIFAR10 = Normalisation((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 IMAGENET = Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
-def crop_and_flip(
-    images: UInt8[Tensor, "n c h w"], generator: torch.Generator | None = None, padding: int = 4
-) -> UInt8[Tensor, "n c h w"]:
+def crop_and_flip(images: Tensor, generator: torch.Generator | None = None, padding: int = 4) -> Tensor:
     """Each image shifted by up to `padding` pixels, black beyond its border, and flipped with probability ½."""
     n, channels, height, width = images.shape
     padded = F.pad(images, (padding,) * 4)

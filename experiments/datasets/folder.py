@@ -3,8 +3,10 @@
 import os
 from pathlib import Path
 
+from mfac.app.tasks import TaskError
 
-class MissingData(FileNotFoundError, ValueError):  # noqa: N818 (it is no defect of the program)
+
+class MissingData(FileNotFoundError, TaskError):  # noqa: N818 (it is no defect of the program)
     """A data set that is not under the data folder: which file, which command fetches it, where to put it by hand."""
 
 
@@ -26,7 +28,7 @@ def find(name: str, *parts: str) -> Path:
     path = data_folder().joinpath(*parts)
     if not path.exists():
         raise MissingData(
-            f"{path} is not there; `mfac data {name}` fetches it, or put it there by hand, "
+            f"{path} is not there; `python -m experiments.datasets {name}` fetches it, or put it there by hand, "
             "or set MFAC_DATA to the folder that has it"
         )
     return path

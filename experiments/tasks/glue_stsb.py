@@ -1,4 +1,8 @@
-"""STS-B for a small pretrained BERT as it was made: how alike two sentences are, by the cosine of their embeddings."""
+"""MiniLM on GLUE's STS-B: how similar two sentences are, by the cosine of their embeddings.
+
+The model comes trained. The measure is Spearman's rank correlation on the development set, the loss the squared error
+of the cosine.
+"""
 
 from collections.abc import Iterator
 from functools import cache, partial
@@ -8,11 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mfac.app.datasets.folder import data_folder
-from mfac.app.datasets.sentences import load_glue
-from mfac.app.tasks.correlations import spearman
-from mfac.app.tasks.minilm import minilm_encoder, tokenizer
-from mfac.app.tasks.task import Task
+from experiments.correlations import spearman
+from experiments.datasets.folder import data_folder
+from experiments.datasets.sentences import load_glue
+from experiments.models.minilm import minilm_encoder, tokenizer
 from mfac.gradients import criterion_loss
 
 BATCH_SIZE = 16
@@ -21,26 +24,25 @@ LARGEST_SCORE = 5.0
 Sentence = list[int]
 Pairs = tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]
 
+measure = "spearman"
+loss = criterion_loss(nn.MSELoss())
+optimizer = partial(torch.optim.AdamW, lr=2e-5)
 
-def similarity() -> Task:
-    """MiniLM on pairs of sentences that people have given 0 to 5 points; it comes trained.
 
-    The measure is Spearman's rank correlation on the development set, the loss the squared error of the cosine.
-    """
+def model() -> "SentencePairs":
+    return SentencePairs(minilm_encoder()).eval()
 
-    def batches(split: str) -> "PairBatches":
-        return PairBatches(*_encode(split, data_folder()), shuffle=split == "train")
 
-    return Task(
-        name="glue-stsb",
-        model=lambda: SentencePairs(minilm_encoder()).eval(),
-        train_batches=partial(batches, "train"),
-        loss=criterion_loss(nn.MSELoss()),
-        evaluate=lambda model: spearman(*_predict(model, batches("dev"))),
-        eval_batches=partial(batches, "dev"),
-        optimizer=partial(torch.optim.AdamW, lr=2e-5),
-        measure="spearman",
-    )
+def train_batches() -> "PairBatches":
+    return PairBatches(*_encode("train", data_folder()), shuffle=True)
+
+
+def eval_batches() -> "PairBatches":
+    return PairBatches(*_encode("dev", data_folder()), shuffle=False)
+
+
+def evaluate(model: nn.Module) -> float:
+    return spearman(*_predict(model, eval_batches()))
 
 
 class SentencePairs(nn.Module):

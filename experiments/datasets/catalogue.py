@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mfac.app.datasets.mrpc import split_mrpc
+from experiments.datasets.mrpc import split_mrpc
 
 GLUE = "https://dl.fbaipublicfiles.com/glue/data/"
 SENTEVAL = "https://dl.fbaipublicfiles.com/senteval/senteval_data/"
@@ -37,7 +37,7 @@ class DataSet:
     """What is downloaded, and which files come of it.
 
     Args:
-        name: of `mfac data NAME`.
+        name: of `python -m experiments.datasets NAME`.
         title: what it is, in a line.
         sources: the downloads; tar.gz, zip and gz are unpacked, side by side in one folder.
         files: {path under the data folder: (path in the folder of what was unpacked, its SHA-256)}.

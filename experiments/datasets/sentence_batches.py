@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mfac.app.datasets.sentences import load_glue
+from experiments.datasets.sentences import load_glue
 
 Batch = dict[str, Tensor]
 

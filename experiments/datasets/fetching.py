@@ -4,10 +4,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from mfac.app.datasets.catalogue import DataSet, data_set
-from mfac.app.datasets.download import ChecksumError, DownloadError, Progress, check, download
-from mfac.app.datasets.folder import data_folder
-from mfac.app.datasets.unpacking import unpack
+from experiments.datasets.catalogue import DataSet, data_set
+from experiments.datasets.download import ChecksumError, DownloadError, Progress, check, download
+from experiments.datasets.folder import data_folder
+from experiments.datasets.unpacking import unpack
 
 
 def fetch(name: str, *, progress: Progress | None = None, folder: Path | None = None) -> list[Path]:
@@ -90,6 +90,6 @@ def _put_in_place(entry: DataSet, root: Path, downloads: Path) -> None:
 def _by_hand(entry: DataSet, root: Path) -> str:
     downloads = ", ".join(f"{source.urls[0]} as {root / 'downloads' / source.name}" for source in entry.sources)
     return (
-        f"What came is kept, and another `mfac data {entry.name}` goes on there. By hand: save {downloads} and run it "
-        f"again, or put {', '.join(entry.files)} under {root}"
+        f"What came is kept, and another `python -m experiments.datasets {entry.name}` goes on there. "
+        f"By hand: save {downloads} and run it again, or put {', '.join(entry.files)} under {root}"
     )

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mfac.app.datasets.folder import MissingData, find
-from mfac.app.tasks.task import TaskError
+from experiments.datasets.folder import MissingData, find
+from mfac.app.tasks import TaskError
 
 STORED_ONLY = ("model_type", "pooler", "stored_dtype", "architectures", "transformers_version", "_name_or_path")
 
@@ -91,7 +91,8 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
         tensors = {name.removeprefix("bert."): value for name, value in load_file(folder / "model.safetensors").items()}
     else:
         raise MissingData(
-            f"{folder} has no weights; `mfac data minilm-l3` fetches model.safetensors, or put it there by hand"
+            f"{folder} has no weights; `python -m experiments.datasets minilm-l3` fetches model.safetensors, "
+            "or put it there by hand"
         )
     left_out = ("pooler.", "embeddings.position_ids", "embeddings.token_type_ids")
     return {name: value.float() for name, value in tensors.items() if not name.startswith(left_out)}

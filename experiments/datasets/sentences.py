@@ -4,7 +4,7 @@ import csv
 from dataclasses import dataclass
 from pathlib import Path
 
-from mfac.app.datasets.folder import find
+from experiments.datasets.folder import find
 
 
 @dataclass(frozen=True)

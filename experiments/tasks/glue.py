@@ -1,4 +1,4 @@
-"""Three tasks of GLUE for a small pretrained BERT with a classifier: MRPC, RTE and SST-2."""
+"""MRPC, RTE and SST-2 of GLUE for a small pretrained BERT with a classifier."""
 
 import itertools
 from collections.abc import Iterable
@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from mfac.app.datasets.folder import data_folder
-from mfac.app.datasets.sentences import COLUMNS
-from mfac.app.tasks.minilm import minilm_classifier, tokenizer
-from mfac.app.tasks.sentence_batches import Batch, SentenceBatches, Tokens, encode
-from mfac.app.tasks.task import Task
+from experiments.datasets.folder import data_folder
+from experiments.datasets.sentence_batches import Batch, SentenceBatches, Tokens, encode
+from experiments.datasets.sentences import COLUMNS
+from experiments.models.minilm import minilm_classifier, tokenizer
+from mfac.app.tasks import Task
 from mfac.gradients import model_loss
 from mfac.gradients.batches import passes
 
@@ -24,7 +24,7 @@ PRETRAINING_STEPS = {"mrpc": 230, "rte": 155, "sst2": 600}
 WARM_UP = 0.1
 
 
-def glue(task: str) -> Task:
+def glue_task(task: str) -> Task:
     """MiniLM (3 layers, 5.5 million weights to train) on "mrpc", "rte" or "sst2".
 
     The measure is accuracy on the development set. `pretrain` is a short fine-tuning of some minutes. It suits SST-2;

@@ -1,4 +1,4 @@
-"""The tasks that are built in: on the data at hand, and what they say where there is none."""
+"""Tasks on public data, and their errors where the data is missing."""
 
 import itertools
 import sys
@@ -8,12 +8,14 @@ import torch
 from torch import nn
 
 import mfac
-from mfac.app.datasets import MissingData, data_folder
-from mfac.app.tasks import BUILT_IN, Task, TaskError, load_task
-from mfac.app.tasks.correlations import pearson, spearman
-from mfac.app.tasks.glue import correct
-from mfac.app.tasks.sentence_batches import SentenceBatches, Tokens
-from mfac.app.tasks.similarity import PairBatches
+from experiments.correlations import pearson, spearman
+from experiments.datasets import MissingData, data_folder
+from experiments.datasets.sentence_batches import SentenceBatches, Tokens
+from experiments.tasks.glue import correct
+from experiments.tasks.glue_stsb import PairBatches
+from mfac.app.tasks import Task, TaskError, load_task
+
+TASKS = ("mnist", "fashion_mnist", "resnet20_cifar10", "glue_mrpc", "glue_rte", "glue_sst2", "glue_stsb")
 
 
 def first_gradients(task, model):
@@ -38,34 +40,31 @@ def test_digits_is_trained_in_a_moment_and_seeded():
     assert sum(p.numel() for p in model.parameters()) == 17_226
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
-def test_every_built_in_task_is_complete_and_says_what_data_it_lacks(name, monkeypatch, tmp_path):
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_is_complete_and_says_what_data_it_lacks(name, monkeypatch, tmp_path):
     monkeypatch.setenv("MFAC_DATA", str(tmp_path))
-    task = load_task(name)
+    task = load_task(f"experiments.tasks.{name}")
     assert isinstance(task, Task)
-    assert (task.name, task.source) == (name, "")
     assert task.evaluate is not None
     assert task.eval_batches is not None
     assert task.optimizer is not None
-    if name != "digits":
-        with pytest.raises(MissingData, match=r"`mfac data [a-z0-9-]+` fetches it"):
-            next(iter(task.train_batches()))
+    with pytest.raises(MissingData, match=r"`python -m experiments.datasets [a-z0-9-]+` fetches it"):
+        next(iter(task.train_batches()))
 
 
 def test_a_library_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(TaskError, match=r"need transformers: pip install 'torch-mfac\[transformers\]'"):
-        load_task("glue-rte").model()
+        load_task("experiments.tasks.glue_rte").model()
 
 
-@pytest.mark.parametrize(("name", "weights"), [("mnist", 266_610), ("fashion-mnist", 266_610)])
-def test_lenet_on_the_images_at_hand(name, weights):
-    if not (data_folder() / name).exists():
-        pytest.skip(f"no {name} in the data folder")
-    task = load_task(name)
+def test_lenet_on_the_images_at_hand():
+    if not (data_folder() / "mnist").exists():
+        pytest.skip("no MNIST in the data folder")
+    task = load_task("experiments.tasks.mnist")
     model = task.model()
     first_gradients(task, model)
-    assert sum(p.numel() for p in model.parameters()) == weights
+    assert sum(p.numel() for p in model.parameters()) == 266_610
     images, _ = next(iter(task.eval_batches()))
     assert abs(float(images.mean())) < 0.05
     assert abs(float(images.std()) - 1) < 0.05
@@ -75,7 +74,7 @@ def test_lenet_on_the_images_at_hand(name, weights):
 def test_resnet20_comes_trained():
     if not (data_folder() / "checkpoints").exists() or not (data_folder() / "cifar-10-batches-bin").exists():
         pytest.skip("no CIFAR-10 and checkpoint in the data folder")
-    task = load_task("cifar10-resnet20")
+    task = load_task("experiments.tasks.resnet20_cifar10")
     model = task.model()
     images, labels = next(iter(task.eval_batches()))
     assert task.pretrain is None
@@ -88,7 +87,7 @@ def test_resnet20_comes_trained():
 def test_minilm_agrees_with_people_about_sentences():
     if not (data_folder() / "minilm-l3").exists() or not (data_folder() / "glue").exists():
         pytest.skip("no minilm-l3 and GLUE in the data folder")
-    task = load_task("glue-stsb")
+    task = load_task("experiments.tasks.glue_stsb")
     model = task.model()
     batches = itertools.islice(task.eval_batches(), 10)
     with torch.no_grad():
@@ -113,11 +112,10 @@ def test_pairs_are_padded_side_by_side():
     assert len(PairBatches([[1]] * 40, [[2]] * 40, torch.arange(40.0), shuffle=False)) == 3
 
 
-@pytest.mark.parametrize("name", ["glue-mrpc"])
-def test_minilm_on_glue_at_hand(name):
+def test_minilm_on_glue_at_hand():
     if not (data_folder() / "minilm-l3").exists() or not (data_folder() / "glue").exists():
         pytest.skip("no minilm-l3 and GLUE in the data folder")
-    task = load_task(name)
+    task = load_task("experiments.tasks.glue_mrpc")
     model = task.model()
     assert not model.bert.embeddings.word_embeddings.weight.requires_grad
     assert not model.training
@@ -156,14 +154,16 @@ def test_minilm_is_read_from_hugging_face_files_too(tmp_path, monkeypatch):
     from safetensors.torch import save_file
     from transformers import BertConfig, BertModel
 
-    from mfac.app.tasks.minilm import minilm_classifier
+    from experiments.models.minilm import minilm_classifier
 
     monkeypatch.setenv("MFAC_DATA", str(tmp_path))
     config = BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
     encoder, folder = BertModel(config), tmp_path / "minilm-l3"
     folder.mkdir()
     config.to_json_file(folder / "config.json")
-    with pytest.raises(MissingData, match=r"has no weights; `mfac data minilm-l3` fetches model.safetensors"):
+    with pytest.raises(
+        MissingData, match=r"has no weights; `python -m experiments.datasets minilm-l3` fetches model.safetensors"
+    ):
         minilm_classifier(2)
     save_file({name: value.half() for name, value in encoder.state_dict().items()}, folder / "model.safetensors")
     model = minilm_classifier(2)
