@@ -1,7 +1,6 @@
 """The folder of a run: run.json, which is always complete, and a sub-folder per cell. One process at a time writes."""
 
 import datetime
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,11 +25,6 @@ class RunFolder:
     @property
     def is_finished(self) -> bool:
         return self.record["finished"] is not None
-
-    @property
-    def identity(self) -> str:
-        """Written into the state files of this run, to tell them from those of an earlier one."""
-        return f"{self.record['fingerprint']} {self.record['started']}"
 
     def has(self, **facts: Any) -> bool:
         """Whether a cell with these entries is complete."""
@@ -76,7 +70,7 @@ def open_run(path: Path, description: Record, *, fresh: bool = False) -> Iterato
         present = read_run(path) if (path / RUN).exists() else None
         if present is None:
             _check_empty(path)
-        elif not fresh and _fingerprint(description) != present.get("fingerprint"):
+        elif not fresh and _facts(description) != _facts(present):
             _check_no_results(path, present, description)
             fresh = True
         if present is not None and not fresh:
@@ -85,16 +79,7 @@ def open_run(path: Path, description: Record, *, fresh: bool = False) -> Iterato
         folder = RunFolder(path, {})
         for file in (path / DENSE, *path.glob(f"*/{STATE}")):  # before the new record, which must not find them
             file.unlink(missing_ok=True)
-        folder.save(
-            {
-                "format": FORMAT,
-                **description,
-                "fingerprint": _fingerprint(description),
-                "started": _now(),
-                "finished": None,
-                "cells": [],
-            }
-        )
+        folder.save({"format": FORMAT, **description, "started": _now(), "finished": None, "cells": []})
         _remove_results(path, present or {})
         yield folder
 
@@ -122,35 +107,28 @@ def _now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
-def _fingerprint(description: Mapping[str, Any]) -> str:
-    parts = {key: description[key] for key in ("kind", "model", "digests")}
-    for part in ("task", "settings"):
-        parts[part] = {key: value for key, value in description[part].items() if key not in PATHS}
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+def _facts(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells one run from another."""
+    found = {"the command": record["kind"]}
+    for part, prefix in (("task", "task "), ("model", "model "), ("settings", ""), ("digests", "the content of ")):
+        found |= {f"{prefix}{key}": value for key, value in record[part].items() if key not in PATHS}
+    return found
 
 
-def _check_no_results(path: Path, present: Record, description: Record) -> None:
+def _check_no_results(path: Path, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     """Raises ValueError, with the differences, if the other run in this folder has results."""
-    if not present["cells"] and not any(path.glob(f"*/{STATE}")):
+    if not before["cells"] and not any(path.glob(f"*/{STATE}")):
         return
+    old, new = _facts(before), _facts(after)
     differences = [
-        f"{name} was {_shown(before)} and is now {_shown(after)}"
-        for name, before, after in _pairs(present, description)
-        if before != after
+        f"{name} was {_shown(old.get(name))} and is now {_shown(new.get(name))}"
+        for name in {**new, **old}
+        if old.get(name) != new.get(name)
     ]
     raise ValueError(
         f"{path} holds another run: {'; '.join(differences[:3])}; choose another folder (--out), "
         "or start this one over (--fresh)"
     )
-
-
-def _pairs(present: Record, description: Record) -> Iterator[tuple[str, Any, Any]]:
-    yield "the command", present.get("kind"), description["kind"]
-    for part, prefix in (("task", "task "), ("model", "model "), ("settings", ""), ("digests", "the content of ")):
-        before, after = present.get(part, {}), description[part]
-        for key in {**after, **before}:
-            if key not in PATHS:
-                yield f"{prefix}{key}", before.get(key), after.get(key)
 
 
 def _shown(value: Any) -> str:
@@ -161,7 +139,9 @@ def _shown(value: Any) -> str:
 def _check_empty(path: Path) -> None:
     others = sorted(entry.name for entry in path.iterdir() if entry.name != LOCK and not entry.name.endswith(".part"))
     if others:
-        raise ValueError(f"{path} is not empty and not a run folder (it contains {others[0]}); choose another with --out")
+        raise ValueError(
+            f"{path} is not empty and not a run folder (it contains {others[0]}); choose another with --out"
+        )
 
 
 def _remove_results(path: Path, before: Record) -> None:

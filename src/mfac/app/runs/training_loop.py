@@ -58,18 +58,16 @@ class TrainingLoop:
         """Whether the last loss was not finite, which ends the training."""
         return bool(self.losses) and self.losses[-1] is None
 
-    def run(self, until: int, after_step: Callable[[], None] = lambda: None) -> None:
-        """Trains until `until` steps are done in all, or the loss is not finite; `after_step` is not timed.
+    def take_step(self) -> None:
+        """Trains on the next batch.
 
         Raises:
             ValueError: an epoch has no batches.
         """
         self._model.train()
-        while self.step < until and not self.is_diverged:
-            began = time.perf_counter()
-            self._train_on(self._next_batch())
-            self.seconds.append((self.seconds[-1] if self.seconds else 0.0) + time.perf_counter() - began)
-            after_step()
+        began = time.perf_counter()
+        self._train_on(self._next_batch())
+        self.seconds.append((self.seconds[-1] if self.seconds else 0.0) + time.perf_counter() - began)
 
     def _next_batch(self) -> Any:
         while True:

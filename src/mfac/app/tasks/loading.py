@@ -77,7 +77,9 @@ def _from_module(module: ModuleType, name: str, source: str) -> Task:
     functions = {
         key: checks.guarded(members[key], key, shown) for key in checks.FUNCTIONS if members.get(key) is not None
     }
-    return Task(name=name, source=source, **functions, **{key: members[key] for key in checks.OPTIONS if key in members})
+    return Task(
+        name=name, source=source, **functions, **{key: members[key] for key in checks.OPTIONS if key in members}
+    )
 
 
 def _unknown(spec: str) -> str:
