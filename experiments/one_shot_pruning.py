@@ -28,11 +28,12 @@ from torch import nn
 
 import mfac
 from experiments import drawing, minilm
+from experiments.baselines.pruning import prune
 from experiments.ledger import Ledger
 from experiments.models.resnet import mfac_resnet20
 from experiments.pruned_resnet import accuracy_on_test, bn_batches, measured, pruned
 from experiments.recalibration import recalibration
-from mfac.pruning import PruningResult, prune
+from mfac.pruning import PruningResult
 
 COMMAND = "python -m experiments.one_shot_pruning"
 IMAGES = Path(__file__).parent.parent / "docs" / "images"

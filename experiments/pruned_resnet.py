@@ -6,9 +6,10 @@ from typing import Any
 from torch import nn
 
 import mfac
+from experiments.baselines.pruning import prune
 from experiments.data import HALVES, ImageBatches, accuracy, load_cifar10
 from experiments.models.resnet import mfac_resnet20
-from mfac.pruning import PruningResult, prune
+from mfac.pruning import PruningResult
 
 LOSS = mfac.criterion_loss(nn.CrossEntropyLoss())
 

@@ -2,10 +2,9 @@
 
 import sys
 
-from experiments.datasets import CATALOGUE, data_folder, fetch
+from experiments.datasets.fetching import fetch, registry
 
 if len(sys.argv) == 1:
-    print("\n".join(f"{name:14} {entry.title}" for name, entry in CATALOGUE.items()))
+    print("\n".join(registry()))
 for name in sys.argv[1:]:
-    fetch(name)
-    print(f"{name} is in {data_folder()}")
+    print(*fetch(name), sep="\n")

@@ -1,95 +1,96 @@
-"""A data set from its public home into the data folder: downloaded, unpacked aside, checked, moved into place."""
+"""Public data sets, downloaded to the data folder by pooch and checked against `registry.txt`."""
 
-import shutil
-import tempfile
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from experiments.datasets.catalogue import DataSet, data_set
-from experiments.datasets.download import ChecksumError, DownloadError, Progress, check, download
 from experiments.datasets.folder import data_folder
-from experiments.datasets.unpacking import unpack
+
+REGISTRY = Path(__file__).with_name("registry.txt")
 
 
-def fetch(name: str, *, progress: Progress | None = None, folder: Path | None = None) -> list[Path]:
-    """The files of a data set, fetched if they are not there.
+class Entry(NamedTuple):
+    """A file under the data folder, its checksum ("md5:..." or "sha256:..."), and its address if it is downloaded."""
 
-    Downloads are kept under `downloads` until everything is in place, so that a fetch that was interrupted goes on
-    where it stopped; files that were put there by hand are taken as they are.
-
-    Args:
-        name: as in the catalogue.
-        progress: called with (file, bytes so far, bytes in all or None).
-        folder: the data folder; None: `data_folder()`.
-
-    Raises:
-        ValueError: there is no such data set.
-        DownloadError: it could not be had; the message says what to put where by hand.
-        ChecksumError: a file is not the published one.
-    """
-    entry, root = data_set(name), folder or data_folder()
-    if not missing_files(entry, root):
-        return _paths(entry, root)
-    downloads = root / "downloads"
-    try:
-        for source in entry.sources:
-            download(source.urls, downloads / source.name, source.checksum, progress=progress)
-    except DownloadError as error:
-        raise DownloadError(f"{error}. {_by_hand(entry, root)}") from error
-    _put_in_place(entry, root, downloads)
-    for source in entry.sources:
-        (downloads / source.name).unlink()
-    if not any(downloads.iterdir()):
-        downloads.rmdir()
-    return _paths(entry, root)
+    path: str
+    checksum: str | None
+    url: str | None
 
 
-def missing_files(entry: DataSet, root: Path) -> list[str]:
-    """The files of a data set that are not under `root`; those that are there are compared with their checksums.
+def registry() -> dict[str, list[Entry]]:
+    """The files of every data set: what is downloaded, and what is made of the downloads."""
+    entries: dict[str, list[Entry]] = {}
+    for line in REGISTRY.read_text().splitlines():
+        if not line.startswith("#"):
+            name, path, checksum, url = line.split()
+            entries.setdefault(name, []).append(Entry(path, _known(checksum), _known(url)))
+    return entries
 
-    A file that another does instead of is not missing.
+
+def fetch(name: str) -> list[Path]:
+    """The files of a data set; those that are missing are downloaded.
 
     Raises:
-        ChecksumError: one is not the published file.
+        ValueError: there is no such data set, or a file is not the published one.
     """
-    missing = []
-    for path, (_, sha256) in entry.files.items():
-        if not (root / path).exists():
-            if not (path in entry.instead and (root / entry.instead[path]).exists()):
-                missing.append(path)
-        elif sha256 is not None:
-            check(root / path, f"sha256:{sha256}")
-    return missing
+    import pooch
+
+    known, root = registry(), data_folder()
+    if name not in known:
+        raise ValueError(f"there is no data set {name!r}; there are {', '.join(known)}")
+    wanted = [entry for entry in known[name] if entry.url is None] or known[name]
+    if not all(_is_there(root / entry.path, entry.checksum) for entry in wanted):
+        for entry in known[name]:
+            if entry.url is not None:
+                path = root / entry.path
+                pooch.retrieve(entry.url, entry.checksum, path.name, path.parent, _unpacking(path, wanted))
+                if path.suffix in (".gz", ".zip"):
+                    path.unlink()
+        if name == "glue-mrpc":
+            split_mrpc(root / "glue" / "MRPC")
+    for entry in wanted:
+        if not _is_there(root / entry.path, entry.checksum):
+            raise ValueError(f"the downloads of {name} have no {entry.path}; they are not the published ones")
+    return [root / entry.path for entry in wanted]
 
 
-def _paths(entry: DataSet, root: Path) -> list[Path]:
-    paths = [root / path for path in (*entry.files, *entry.instead.values())]
-    return [path for path in paths if path.exists()]
+def split_mrpc(folder: Path) -> None:
+    """Writes GLUE's train.tsv and dev.tsv from `msr_paraphrase_train.txt` and the ids of `mrpc_dev_ids.tsv`.
+
+    Lines are copied byte for byte, each file under the header, including its byte order mark.
+    """
+    ids = {tuple(line.split()) for line in (folder / "mrpc_dev_ids.tsv").read_bytes().splitlines()}
+    header, *lines = (folder / "msr_paraphrase_train.txt").read_bytes().splitlines()
+    held = [tuple(line.split(b"\t")[1:3]) in ids for line in lines]
+    for name, wanted in (("train.tsv", False), ("dev.tsv", True)):
+        chosen = [line.strip() for line, is_held in zip(lines, held, strict=True) if is_held is wanted]
+        (folder / name).write_bytes(b"\n".join([header, *chosen, b""]))
 
 
-def _put_in_place(entry: DataSet, root: Path, downloads: Path) -> None:
-    """Unpacks beside the data, checks every file, and only then moves them: each is there whole or not at all."""
-    work = Path(tempfile.mkdtemp(prefix=f".unpacking-{entry.name}-", dir=root))
-    try:
-        for source in entry.sources:
-            unpack(downloads / source.name, work)
-        if entry.assemble is not None:
-            entry.assemble(work)
-        for unpacked, sha256 in entry.files.values():
-            if not (work / unpacked).is_file():
-                raise ChecksumError(
-                    f"the downloads of {entry.name} have no {unpacked}; they are not the published ones"
-                )
-            check(work / unpacked, None if sha256 is None else f"sha256:{sha256}")
-        for path, (unpacked, _) in entry.files.items():
-            (root / path).parent.mkdir(parents=True, exist_ok=True)
-            (work / unpacked).replace(root / path)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+def _known(field: str) -> str | None:
+    return None if field == "-" else field
 
 
-def _by_hand(entry: DataSet, root: Path) -> str:
-    downloads = ", ".join(f"{source.urls[0]} as {root / 'downloads' / source.name}" for source in entry.sources)
-    return (
-        f"What came is kept, and another `python -m experiments.datasets {entry.name}` goes on there. "
-        f"By hand: save {downloads} and run it again, or put {', '.join(entry.files)} under {root}"
-    )
+def _is_there(path: Path, checksum: str | None) -> bool:
+    """Whether the file exists; ValueError if it has another checksum than the published file."""
+    import pooch
+
+    packed = path.with_name("paraphrase-MiniLM-L3-v2.fp16.npz")  # the same weights in half the space
+    if path.name == "model.safetensors" and packed.exists():
+        return True
+    return path.exists() and pooch.hashes.hash_matches(path, checksum, strict=True, source=str(path))
+
+
+def _unpacking(path: Path, wanted: list[Entry]) -> Any:
+    """Pooch's processor for a download: archives are unpacked beside themselves."""
+    import pooch
+
+    if path.name.endswith(".tar.gz"):
+        return pooch.Untar(_members(path, wanted), extract_dir=".")
+    if path.suffix == ".zip":
+        return pooch.Unzip(_members(path, wanted), extract_dir=".")
+    return pooch.Decompress(name=path.stem) if path.suffix == ".gz" else None
+
+
+def _members(path: Path, wanted: list[Entry]) -> list[str]:
+    root = data_folder()
+    return [str((root / entry.path).relative_to(path.parent)) for entry in wanted]

@@ -19,12 +19,13 @@ from torch import Tensor, nn
 import mfac
 from experiments import drawing
 from experiments.baselines.kfac import damped_factors
-from experiments.datasets import TensorBatches, load_mnist
-from experiments.datasets.images import Normalisation
+from experiments.baselines.layer_moments import find_layers, layer_moments
+from experiments.baselines.pruning import prune
+from experiments.datasets.images import Normalisation, load_mnist
 from experiments.models.mlp import MLPNET, mlp
 from experiments.recipe import Recipe, Request, Results
 from experiments.training import Training, cosine
-from mfac.pruning.layer_statistics import find_layers, layer_moments
+from mfac.app.tasks.tensor_batches import TensorBatches
 
 LOSS = mfac.criterion_loss(nn.CrossEntropyLoss())
 PIXELS = Normalisation((0.1307,), (0.3081,))
@@ -57,7 +58,7 @@ def methods(settings: Settings) -> dict[str, Pruner]:
               "loss_batches": 1, "progress": False, "seed": 1}  # fmt: skip
 
     def ours(model: nn.Module, batches: Iterable[Any], sparsity: float, **changes: Any) -> None:
-        mfac.prune(model, LOSS, batches, sparsity, **(shared | changes))
+        prune(model, LOSS, batches, sparsity, **(shared | changes))
 
     return {
         "magnitude": partial(ours, method="magnitude"),
@@ -72,7 +73,7 @@ def methods(settings: Settings) -> dict[str, Pruner]:
 def prune_kfac(settings: Settings, model: nn.Module, batches: Iterable[Any], sparsity: float, balance: bool) -> None:
     """OBS with F = S ⊗ A in every layer: the lowest θ²/(2 [S⁻¹]_oo [A⁻¹]_jj) go, the others move by the sum of updates.
 
-    `mfac.prune(method="kfac")` is the same with the balance; only here it can be left out.
+    `experiments.baselines.kronecker` is the same with the balance; only here it can be left out.
     """
     weights = {name: p for name, p in model.named_parameters() if p.ndim > 1}
     layers = find_layers(model, weights, "kfac")

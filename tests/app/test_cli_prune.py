@@ -119,7 +119,7 @@ def test_wrong_usage_has_exit_code_2_and_writes_nothing(tmp_path, monkeypatch, a
         (["--checkpoint", "absent.pt"], "there is no checkpoint absent.pt"),
         (["--sparsity", "0.5", "--sparsity", "0.5"], "give one sparsity or several, each once"),
         (["--pattern", "2:4", "--sparsity", "0.9"], "has a sparsity of its own, 0.5"),
-        (["--method", "wanda", "--damping", "auto"], "give method 'wanda' a number"),
+        (["--method", "diagonal", "--damping", "auto"], "give method 'diagonal' a number"),
     ],
 )
 def test_what_does_not_fit_is_one_line_and_exit_code_1(tmp_path, arguments, words):

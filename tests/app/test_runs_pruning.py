@@ -215,7 +215,7 @@ def test_a_stream_taken_up_elsewhere_goes_on_with_the_same_batches():
     probes = first.peek(3)
     seen = [next(first) for _ in range(30)]
     second = CountedStream(batches, 4)
-    second.skip_to(17, 3)
+    second.resume_at(17, 3)
     for batch, other in zip(seen[17:], map(next, [second] * 13), strict=True):
         assert torch.equal(batch[0], other[0])
     assert all(torch.equal(a[0], b[0]) for a, b in zip(probes, second.peek(3), strict=True))

@@ -204,7 +204,7 @@ def interrupted(group, change, at):
         (Broken, 8, 0, "OSError: the disk is gone"),  # after the weights of the first step were written
         (Broken, 10, 1, "OSError: the disk is gone"),
         (Broken, 14, 1, "OSError: the disk is gone"),
-        (Diverging, 13, 1, "the loss became nan by this step, which is undone"),
+        (Diverging, 13, 1, "the loss became nan in this step, which is undone"),
         ("on_step", 0, 2, "on_step failed on rank 2: KeyboardInterrupt"),
     ],
 )
@@ -260,10 +260,6 @@ def unknown_update(model, options):
     options["update"] = "magic"
 
 
-def all_wanda(model, options):
-    options["method"] = "wanda"
-
-
 def all_to_disk(model, options):
     options["rows_dir"] = "."
 
@@ -280,9 +276,8 @@ def all_channels(model, options):
         (other_weights, "the model's weights must be the same on every rank"),
         (other_masks, r"which weights there are \(names, sizes and masks\) must be the same on every rank"),
         (unknown_update, "update must be one of 'joint', 'obs', 'none', not 'magic'"),
-        (all_wanda, "method 'wanda' works in one process; with a process_group use one of 'mfac', 'diagonal'"),
         (all_to_disk, "rows_dir is for one process"),
-        (all_channels, "pattern channel with the full matrix works in one process"),
+        (all_channels, "pattern channel with the full matrix works on one process"),
     ],
 )
 def test_what_does_not_fit_is_refused_on_all_ranks(rank_pool, change, message):

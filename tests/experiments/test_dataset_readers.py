@@ -5,9 +5,10 @@ import struct
 import pytest
 import torch
 
-from experiments.datasets import MissingData, TensorBatches, data_folder, load_cifar10, load_glue, load_mnist
-from experiments.datasets.images import HALVES, crop_and_flip, read_idx
-from experiments.datasets.sentences import read_tsv
+from experiments.datasets.folder import MissingData, data_folder
+from experiments.datasets.images import HALVES, crop_and_flip, load_cifar10, load_mnist, read_idx
+from experiments.datasets.sentences import load_glue, read_tsv
+from mfac.app.tasks.tensor_batches import TensorBatches
 
 
 @pytest.fixture

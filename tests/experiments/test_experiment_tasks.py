@@ -9,7 +9,7 @@ from torch import nn
 
 import mfac
 from experiments.correlations import pearson, spearman
-from experiments.datasets import MissingData, data_folder
+from experiments.datasets.folder import MissingData, data_folder
 from experiments.datasets.sentence_batches import SentenceBatches, Tokens
 from experiments.tasks.glue import correct
 from experiments.tasks.glue_stsb import PairBatches

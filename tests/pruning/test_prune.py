@@ -189,7 +189,7 @@ def test_many_gradients_are_summed_to_the_same_result():
     options = {"num_grads": 9, "recomputations": 2, "update": "joint"}
     one = prune(rows.model, rows.loss_fn, batches, 0.5, block_size=5, **options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mfac.pruning.methods.ROWS_PER_BLOCK_SIZE", 1)
+        patch.setattr("mfac.pruning.step.ROWS_PER_BLOCK_SIZE", 1)
         other = prune(sums.model, sums.loss_fn, batches, 0.5, block_size=5, **options)
     assert all(torch.equal(one.masks[name], other.masks[name]) for name in one.masks)
     for a, b in zip(rows.model.parameters(), sums.model.parameters(), strict=True):

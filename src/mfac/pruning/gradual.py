@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -13,12 +13,12 @@ from torch.optim import Optimizer
 from mfac.gradients.batches import Batch
 from mfac.gradients.collector import Fisher
 from mfac.gradients.one_batch import LossFn
-from mfac.pruning.budget import Scope
 from mfac.pruning.mask_keeper import MaskKeeper, innermost
 from mfac.pruning.masks import apply_masks, matched_masks
-from mfac.pruning.prune import prune
+from mfac.pruning.options import PruningOptions, Scope
 from mfac.pruning.result import PruningResult, StepRecord
 from mfac.pruning.schedules import checked_schedule
+from mfac.pruning.step import Pruner
 from mfac.pruning.targets import Names
 
 Batches = Iterable[Batch] | Callable[[int], Iterable[Batch]]
@@ -81,6 +81,7 @@ class GradualPruner:
         on_step: Callable[[PruningResult], None] | None = None,
         process_group: dist.ProcessGroup | None = None,
     ):
+        self._options = PruningOptions.among(locals())
         self.schedule = checked_schedule(schedule)
         self.steps_done = 0
         self.history: list[list[StepRecord]] = []
@@ -89,27 +90,6 @@ class GradualPruner:
         self._reset_momentum, self._seed, self._on_step = reset_momentum, seed, on_step
         self._keeper: MaskKeeper | None = None
         self._masks: dict[str, Tensor] = {}
-        self._options: dict[str, Any] = {
-            "num_grads": num_grads,
-            "block_size": block_size,
-            "damping": damping,
-            "recomputations": recomputations,
-            "update": update,
-            "scope": scope,
-            "pattern": pattern,
-            "targets": targets,
-            "ignore": ignore,
-            "method": method,
-            "order": order,
-            "floor": floor,
-            "per_sample": per_sample,
-            "fisher": fisher,
-            "bn_batches": bn_batches,
-            "loss_batches": loss_batches,
-            "rows_dir": rows_dir,
-            "progress": progress,
-            "process_group": process_group,
-        }
         if masks:
             self._hold(matched_masks(model, masks))
 
@@ -135,16 +115,10 @@ class GradualPruner:
         sparsity = self.next_sparsity
         if sparsity is None:
             return None
-        result = prune(
-            self._model,
-            self._loss_fn,
-            self._batches(self.steps_done) if callable(self._batches) else self._batches,
-            sparsity,
-            masks=self._masks or None,
-            seed=self._seed + self.steps_done,
-            on_step=self._took,
-            **self._options,
-        )
+        batches = self._batches(self.steps_done) if callable(self._batches) else self._batches
+        options = replace(self._options, seed=self._seed + self.steps_done)
+        pruner = Pruner(self._model, self._loss_fn, batches, sparsity, options, self._masks or None)
+        result = pruner.run(self._took)
         self._hold(result.masks)
         self._forget_momentum()
         self.history.append(result.history)
@@ -211,6 +185,6 @@ class GradualPruner:
 
     def _generators(self) -> dict[str, torch.Generator]:
         """The random sources of loaders that have one of their own."""
-        loaders = {"batches": self._batches, "bn_batches": self._options["bn_batches"]}
+        loaders = {"batches": self._batches, "bn_batches": self._options.bn_batches}
         found = {name: getattr(loader, "generator", None) for name, loader in loaders.items()}
         return {name: source for name, source in found.items() if isinstance(source, torch.Generator)}

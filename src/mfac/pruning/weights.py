@@ -38,6 +38,10 @@ class MaskedWeights:
         }
 
     @property
+    def device(self) -> torch.device:
+        return next(iter(self.targets.values())).device
+
+    @property
     def sparsity(self) -> float:
         """The fraction of the weights that is removed."""
         kept = sum(int(mask.sum()) for mask in self.masks.values())

@@ -8,7 +8,7 @@ import torch
 
 from mfac.blocks import block_runs
 from mfac.memory import gib
-from mfac.pruning.methods import ROWS_PER_BLOCK_SIZE
+from mfac.pruning.step import ROWS_PER_BLOCK_SIZE
 from mfac.spread_rows import DISK_PIECE, WIDE_PIECE
 from mfac.windows import TopK, Window, as_kind, window_bytes
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -21,8 +20,8 @@ class Moments:
     """Of one layer: `inputs` Σ a aᵀ over samples and positions, `outputs` Σ g gᵀ over the same, each group apart."""
 
     layer: Layer
-    inputs: Float[Tensor, "groups k k"]
-    outputs: Float[Tensor, "out out"]
+    inputs: Tensor
+    outputs: Tensor
     samples: int = 0
     positions: int = 0
 
@@ -102,7 +101,7 @@ def _take(moments: Moments, inputs: Tensor, output: Tensor, backward: bool) -> N
         output.register_hook(add)
 
 
-def _patches(layer: Layer, x: Tensor) -> Float[Tensor, "groups n k"]:
+def _patches(layer: Layer, x: Tensor) -> Tensor:
     """What each weight of the layer is multiplied with: one row a sample and position."""
     if isinstance(layer, nn.Linear):
         return x.reshape(1, -1, x.shape[-1])

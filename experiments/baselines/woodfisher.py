@@ -3,20 +3,43 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mfac.blocks import block_runs
+from mfac.gradients import collect_gradients
+from mfac.gradients.one_batch import LossFn
+from mfac.pruning.options import PruningOptions
 from mfac.pruning.removal import inverse_removal, scores, single_sums
+from mfac.pruning.step import Step
 from mfac.reference import woodbury_recursion
 
 BLOCK_PIECE = 1 << 20
 
 
+class WoodFisher:
+    """The gradients of M-FAC, inverted block by block by the literal recursion."""
+
+    def __init__(self, loss_fn: LossFn, options: PruningOptions):
+        if options.block_size is None or options.rows_dir is not None:
+            raise ValueError("method 'woodfisher' keeps dense blocks and rows in memory: give block_size, no rows_dir")
+        self.loss_fn, self.options, self.block_size = loss_fn, options, options.block_size
+
+    def measure(self, step: Step) -> Tensor:
+        options = self.options
+        return collect_gradients(
+            step.weights.model, self.loss_fn, step.stream, options.num_grads, params=list(step.layout.names),
+            masks=step.weights.masks, per_sample=options.per_sample, fisher=options.fisher,
+            seed=(options.seed or 0) + step.number, progress=options.progress,
+        )  # fmt: skip
+
+    def curvature(self, step: Step, measured: Tensor) -> "RecursionCurvature":
+        return RecursionCurvature(measured, float(self.options.damping), self.block_size, step.layout.sizes)
+
+
 class RecursionCurvature:
     """Block inverses [B, B] by m rank-one steps each: O(B d m) time and O(B d) memory, numerically the same matrix."""
 
-    def __init__(self, grads: Float[Tensor, "m d"], damping: float, block_size: int, sizes: Sequence[int]):
+    def __init__(self, grads: Tensor, damping: float, block_size: int, sizes: Sequence[int]):
         self.damping = damping
         self._runs = block_runs(grads.shape[1], block_size, sizes)
         self._inverses = []
@@ -28,13 +51,11 @@ class RecursionCurvature:
             ]
             self._inverses.append(torch.cat(pieces))
 
-    def scores(self, theta: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
+    def scores(self, theta: Tensor) -> Tensor:
         """θ_i² / (2 [F⁻¹]_ii)."""
         return scores(theta, self._diagonal())
 
-    def remove(
-        self, theta: Float[Tensor, " d"], removed: Bool[Tensor, " d"], update: str
-    ) -> tuple[Float[Tensor, " d"], float]:
+    def remove(self, theta: Tensor, removed: Tensor, update: str) -> tuple[Tensor, float]:
         """The change, and ½ δᵀFδ: exact for "joint"; the sum of single scores for the others, as WoodFisher has it."""
         single = float(self.scores(theta)[removed].sum())
         if update == "none":
@@ -49,7 +70,7 @@ class RecursionCurvature:
         ]
         return torch.cat([delta.flatten() for delta, _ in results]), float(sum(cost.sum() for _, cost in results))
 
-    def _diagonal(self) -> Float[Tensor, " d"]:
+    def _diagonal(self) -> Tensor:
         return torch.cat([inverse.diagonal(dim1=1, dim2=2).flatten() for inverse in self._inverses])
 
     def _split(self, x: Tensor) -> list[Tensor]:

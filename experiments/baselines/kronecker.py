@@ -1,0 +1,114 @@
+"""Pruning by K-FAC: the Fisher matrix of a layer is S ⊗ A (Martens and Grosse, 2015)."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from experiments.baselines.layer_moments import Moments, find_layers, layer_moments
+from mfac.gradients.one_batch import LossFn
+from mfac.layout import ParameterLayout
+from mfac.pruning.options import PruningOptions
+from mfac.pruning.removal import scores, single_sums
+from mfac.pruning.step import Step
+
+
+class Kronecker:
+    """K-FAC over `num_grads` batches."""
+
+    def __init__(self, loss_fn: LossFn, options: PruningOptions):
+        self.loss_fn, self.options = loss_fn, options
+
+    def measure(self, step: Step) -> dict[str, Moments]:
+        layers = find_layers(step.weights.model, step.weights.targets, "kfac")
+        return layer_moments(step.weights.model, self.loss_fn, step.stream, self.options.num_grads, layers, True)
+
+    def curvature(self, step: Step, measured: Mapping[str, Moments]) -> "KroneckerCurvature":
+        return KroneckerCurvature(measured, float(self.options.damping), step.layout)
+
+
+class KroneckerCurvature:
+    """K-FAC: F of a layer is S ⊗ A, S of the outputs' gradients and A of the inputs; the damping is split between them.
+
+    Scores go by the whole layer's inverse, as if weights that are gone could still move; the joint update does not: it
+    solves for the kept weights alone, by conjugate gradients.
+    """
+
+    def __init__(self, moments: Mapping[str, Moments], damping: float, layout: ParameterLayout):
+        self.damping = damping
+        self._layout = layout
+        self._factors = {name: _kronecker_factors(m, damping) for name, m in moments.items()}
+        self._inverses = {
+            name: (torch.cholesky_inverse(torch.linalg.cholesky(S)), torch.cholesky_inverse(torch.linalg.cholesky(A)))
+            for name, (S, A) in self._factors.items()
+        }
+
+    def scores(self, theta: Tensor) -> Tensor:
+        """θ_oj² / (2 [S⁻¹]_oo [A⁻¹]_jj)."""
+        return scores(theta, self._inverse_diagonal())
+
+    def remove(self, theta: Tensor, removed: Tensor, update: str) -> tuple[Tensor, float]:
+        """The change, and ½ δᵀ(S ⊗ A)δ."""
+        delta = torch.where(removed, -theta, 0.0)
+        if update == "obs":
+            x = single_sums(theta, removed, self._inverse_diagonal())
+            delta = torch.where(removed, -theta, -self._apply(self._inverses, x))
+        elif update == "joint":
+            delta = delta + self._solve_kept(-self._apply(self._factors, delta), ~removed)
+        return delta, 0.5 * float(delta @ self._apply(self._factors, delta))
+
+    def _inverse_diagonal(self) -> Tensor:
+        names = self._layout.names
+        return self._row(
+            {n: torch.outer(S.diagonal(), A.diagonal()) for n, (S, A) in self._inverses.items() if n in names}
+        )
+
+    def _apply(self, factors: Mapping[str, tuple[Tensor, Tensor]], x: Tensor) -> Tensor:
+        """(S ⊗ A) x over the kept weights."""
+        values = self._layout.unflatten(x)
+        return self._row({name: S @ values[name].flatten(1) @ A for name, (S, A) in factors.items()})
+
+    def _row(self, matrices: Mapping[str, Tensor]) -> Tensor:
+        row = torch.empty(self._layout.dim, dtype=torch.float64, device=self._layout.device)
+        shapes = zip(self._layout.names, self._layout.tensors, strict=True)
+        self._layout.flatten([matrices[name].view(tensor.shape) for name, tensor in shapes], row)
+        return row
+
+    def _solve_kept(self, b: Tensor, kept: Tensor, steps: int = 200, tolerance: float = 1e-6) -> Tensor:
+        """F_RR⁻¹ b by conjugate gradients, preconditioned by the inverse of the whole."""
+        x = torch.zeros_like(b)
+        residual = torch.where(kept, b, 0.0)
+        goal = tolerance * residual.norm()
+        direction, before = x, 1.0
+        for _ in range(steps):
+            if residual.norm() <= goal:
+                break
+            z = torch.where(kept, self._apply(self._inverses, residual), 0.0)
+            now = float(residual @ z)
+            direction = z + (now / before) * direction
+            product = torch.where(kept, self._apply(self._factors, direction), 0.0)
+            length = now / float(direction @ product)
+            x = x + length * direction
+            residual = residual - length * product
+            before = now
+        return x
+
+
+def _kronecker_factors(moments: Moments, damping: float) -> tuple[Tensor, Tensor]:
+    """S + √λ/π I and A + π√λ I, π² the ratio of their mean diagonals (Martens & Grosse, 2015).
+
+    Raises:
+        ValueError: the layer has groups.
+    """
+    if len(moments.inputs) > 1:
+        raise ValueError(
+            f"method 'kfac' knows no grouped convolutions, and {moments.layer} is one; leave it out by ignore"
+        )
+    A = moments.inputs[0] / moments.samples
+    S = moments.outputs / moments.positions
+    # A layer that no gradient reaches has S = 0; the smallest positive number keeps π finite.
+    tiny = torch.finfo(torch.float64).tiny
+    pi = ((A.diagonal().mean() + tiny) / (S.diagonal().mean() + tiny)).sqrt().clamp(1e-6, 1e6)
+    A.diagonal().add_(pi * damping**0.5)
+    S.diagonal().add_(damping**0.5 / pi)
+    return S, A
