@@ -29,7 +29,7 @@ LOOKS = {"mfac": ("M-FAC", "tab:blue", "o", "-"), "magnitude": ("magnitude", "ta
 
 
 def run(folder: Path, watcher: Watcher | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Prunes and trains, from the start each time; the records of the two runs, in `prune` and `train` of the folder."""
+    """Prunes and trains, always from the start; the records of the runs in `prune` and `train` of the folder."""
     task = load_task("digits")
     pruned = run_task(task, PRUNING, folder / "prune", command="mfac demo", fresh=True, watcher=watcher)
     trained = run_task(task, TRAINING, folder / "train", command="mfac demo", fresh=True, watcher=watcher)

@@ -8,8 +8,17 @@ import typer
 
 from mfac.app.cli.display import ProgressDisplay, show_run
 from mfac.app.cli.options import RUN_PANEL as RUN
-from mfac.app.cli.options import AsJson, Fresh, Out, TaskArgument, command_line, option, parse_block_size, parse_damping
-from mfac.app.cli.options import with_options
+from mfac.app.cli.options import (
+    AsJson,
+    Fresh,
+    Out,
+    TaskArgument,
+    command_line,
+    option,
+    parse_block_size,
+    parse_damping,
+    with_options,
+)
 from mfac.app.plan import make_plan
 from mfac.app.report import write_page
 from mfac.app.runs.environment import choose_device

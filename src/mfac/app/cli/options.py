@@ -46,7 +46,17 @@ class Option:
     """An option of a command, and how its text becomes a value."""
 
     parameter: inspect.Parameter
-    parse: Callable[[str], Any] | None = None
+    flag: str
+    choices: Sequence[str]
+    parse: Callable[[str], Any] | None
+
+    def value(self, given: Any) -> Any:
+        """The value of the argument; None if it is left out."""
+        for item in given if self.choices and isinstance(given, list) else [given]:
+            if self.choices and item is not None and item not in self.choices:
+                hint = f"{item!r} is not one of {', '.join(self.choices)}"
+                raise typer.BadParameter(hint, param_hint=self.flag)
+        return tuple(given) or None if isinstance(given, list) else given
 
 
 @functools.cache
@@ -82,9 +92,9 @@ def option(
     """
     default = more.pop("default", inspect.signature(source).parameters[name].default)
     text = more.pop("help", None) or described(source).get(name, "")
-    text = text[:1].upper() + text[1:].removesuffix(".") + "."
+    text = text.removeprefix("None; ").replace("None:", "none:").removesuffix(".") + "."
+    text = text if text[1] in ",;" else text[0].upper() + text[1:]  # symbols stay as they are
     if choices:
-        more["callback"] = functools.partial(_check_choice, tuple(choices))
         more["autocompletion"] = lambda incomplete: [choice for choice in choices if choice.startswith(incomplete)]
         more["metavar"] = "|".join(choices)
     if parse is not None:
@@ -93,18 +103,10 @@ def option(
         more.setdefault("show_default", ", ".join(map(str, default)))
         default = None
     kind = kind | None if default is None else kind
-    shown = typer.Option(flag or f"--{name.replace('_', '-')}", help=text, rich_help_panel=panel, **more)
-    annotation = Annotated[kind, shown]
-    return Option(
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation), parse
-    )
-
-
-def _check_choice(choices: tuple[str, ...], value: Any) -> Any:
-    for item in [value] if isinstance(value, str) else value or ():
-        if item not in choices:
-            raise typer.BadParameter(f"{item!r} is not one of {', '.join(choices)}")
-    return value
+    flag = flag or f"--{name.replace('_', '-')}"
+    annotation = Annotated[kind, typer.Option(flag, help=text, rich_help_panel=panel, **more)]
+    parameter = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    return Option(parameter, flag, choices, parse)
 
 
 def with_options(*options: Option) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -114,11 +116,11 @@ def with_options(*options: Option) -> Callable[[Callable[..., None]], Callable[.
         @functools.wraps(command)
         def run(*arguments: Any, **values: Any) -> None:
             for item in options:
-                value = values.pop(item.parameter.name)
+                value = item.value(values.pop(item.parameter.name))
                 if item.parse is not None:
                     values[item.parameter.name] = item.parse(value)
-                elif value is not None and value != []:
-                    values[item.parameter.name] = tuple(value) if isinstance(value, list) else value
+                elif value is not None:
+                    values[item.parameter.name] = value
             command(*arguments, **values)
 
         own = [

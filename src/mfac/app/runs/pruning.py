@@ -31,6 +31,7 @@ from mfac.pruning.targets import choose_targets
 
 SCHEDULES = {"geometric": geometric_schedule, "polynomial": polynomial_schedule}
 FINE_TUNING_LR = 0.01
+OPTIONS = PruningOptions()
 NOT_RECORDED = ("method", "floor", "bn_batches", "rows_dir", "seed", "progress", "process_group")
 
 
@@ -55,7 +56,7 @@ class PruningSettings:
     """
 
     kind: ClassVar[str] = "prune"
-    options: PruningOptions = PruningOptions()
+    options: PruningOptions = OPTIONS
     methods: tuple[str, ...] = ("mfac",)
     sparsities: tuple[float, ...] = ()
     gradual: bool = False

@@ -58,7 +58,7 @@ def guarded(function: Callable[..., Any], name: str, path: Path) -> Callable[...
 
 @contextmanager
 def blaming(path: Path, what: str, file: Path | None = None) -> Iterator[None]:
-    """Turns an error in the block into a TaskError that names the last line of the file (resolved) it passed through."""
+    """Turns an error in the block into a TaskError that names the last line of the task's file it passed through."""
     file = file or path.resolve()
     try:
         yield

@@ -85,7 +85,7 @@ def _from_module(module: ModuleType, name: str, source: str) -> Task:
 def _unknown(spec: str) -> str:
     close = difflib.get_close_matches(spec, BUILT_IN, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
-    return f"there is no task {spec!r}; {hint}A task is {_names()}, a file (task.py) or a module (package.module)"
+    return f"there is no task {spec!r}; {hint}a task is {_names()}, a file (task.py) or a module (package.module)"
 
 
 def _names() -> str:

@@ -20,7 +20,7 @@ import mfac
 
 
 def model():
-    """The model, trained or not; `mfac prune --checkpoint FILE` loads weights into it. torch is seeded before the call."""
+    """The model, trained or not; `mfac prune --checkpoint FILE` loads weights into it. torch is seeded beforehand."""
     return nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
 
 
