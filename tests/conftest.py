@@ -17,7 +17,7 @@ def _seed():
 @pytest.fixture
 def compiled_at_any_size(monkeypatch):
     """Compiled code where tests have matrices that would not be worth it."""
-    monkeypatch.setattr("mfac.native.LEAST_NUMBERS", 0)
+    monkeypatch.setattr("mfac.windows.native.LEAST_NUMBERS", 0)
 
 
 @pytest.fixture(scope="session")

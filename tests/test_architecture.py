@@ -12,21 +12,15 @@ ROOT = Path(mfac.__file__).parent
 # Each room may import those of its own row and of the rows above it.
 LAYERS = [
     [
-        "quantization",
-        "largest_entries",
-        "native",
         "woodbury",
         "products",
         "reference",
         "memory",
         "gradient_file",
         "layout",
-        "columns",
         "progress",
-        "parameter_groups",
         "precision",
         "blocks",
-        "replacement",
         "pages",
     ],
     [
@@ -38,9 +32,10 @@ LAYERS = [
         "windows",
         "static",
         "gradients",
-        "saved_window",
         "dynamic",
         "distributed",
+        "columns",
+        "parameter_groups",
     ],
     ["parameter_window", "optimizer", "preconditioner", "pruning"],
     ["integrations"],
@@ -48,7 +43,7 @@ LAYERS = [
     ["__main__"],
 ]
 RANK = {room: rank for rank, layer in enumerate(LAYERS) for room in layer}
-TORCH_ONLY = {"woodbury", "products", "quantization", "largest_entries", "reference", "layout"}
+TORCH_ONLY = {"woodbury", "products", "reference", "layout"}
 MODULES = sorted(path for path in ROOT.rglob("*.py"))
 
 

@@ -31,6 +31,7 @@ from mfac.pruning import (
 )
 from mfac.static import StaticInverseFisher
 from mfac.windows import Int8, TopK
+from mfac.windows import native as native
 
 __version__ = "0.1.0.dev0"
 

@@ -71,7 +71,7 @@ def test_as_good_as_a_fresh_cholesky_after_100_000_updates():
             G[k] = G[(k + 1) % m] * 10.0 ** ((t // 1000) % 5 - 2)
         G[k] += 0.3 * torch.randn(20, dtype=torch.float64, generator=generator)
         G[k] *= 1 / max(1.0, float(G[k].norm()) / 100)
-        inverse.commit(*inverse.stage(k, G[: max(inverse.size, k + 1)] @ G[k], shift)[1:])
+        inverse.replace(k, G[: max(inverse.size, k + 1)] @ G[k], shift)
         if inverse.inverse is None:
             refreshes += 1
             inverse.settle()
@@ -139,7 +139,7 @@ def test_a_state_whose_rows_went_on_is_refused():
     op = fill(window(), rows[:8])
     state = op.state_dict()
     fill(op, rows[8:])
-    with pytest.raises(ValueError, match="deep-copy it, before going on"):
+    with pytest.raises(ValueError, match="deep-copy it, before the next update"):
         window().load_state_dict(state)
 
 
@@ -164,7 +164,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(bad, filled):
     g = torch.ones(30)
     g[7] = bad
     for call in (op.update, op.update_and_apply):
-        with pytest.raises(RuntimeError, match=r"not finite.*the window is as it was"):
+        with pytest.raises(RuntimeError, match=r"not finite.*the window is unchanged"):
             call(g)
     assert op.num_seen == other.num_seen
     for row in mixed(20, 30, seed=4):

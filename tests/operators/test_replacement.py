@@ -6,7 +6,7 @@ import torch
 from cases import mixed
 
 import mfac
-from mfac import replacement, sliding
+from mfac import sliding
 
 SHIFT = 0.1
 
@@ -26,7 +26,7 @@ def test_replace_equals_inverting_anew(as_array):
     before, out = P + 0, P * 0
     others = K[4] + 0
     others[4] = 0
-    replacement.replace(P, 4, others, K[4, 4] + SHIFT, out=out)
+    sliding.replace_row(P, 4, others, K[4, 4] + SHIFT, out=out)
     expected = np.linalg.inv(np.asarray(K) + SHIFT * np.eye(12))
     assert np.allclose(out, expected, rtol=1e-10, atol=1e-10)
     assert bool((before == P).all())
@@ -38,7 +38,7 @@ def test_examine_mends_what_is_wrong_and_says_how_much_it_was(as_array):
     S = np.asarray(K) + SHIFT * np.eye(12)
     exact = np.linalg.inv(S)
     wrong = exact * (1 + 1e-4)
-    refined, figures = replacement.examine(K, torch.tensor(wrong) if not as_array else wrong, 4, SHIFT)
+    refined, figures = sliding.examine(K, torch.tensor(wrong) if not as_array else wrong, 4, SHIFT)
     square, drifted, whole, collinearity, terms, total = figures
     assert np.allclose(refined, exact[:, 4], rtol=1e-7, atol=1e-9)
     assert drifted / whole == pytest.approx(1e-8, rel=1e-2)
@@ -65,6 +65,6 @@ def test_a_gradient_that_is_not_finite_leaves_no_trace(limit, monkeypatch):
         op.update_and_apply(g)
     before = op.gram.clone()
     for bad in (float("nan"), float("inf"), 1e200):
-        with pytest.raises(RuntimeError, match="the window is as it was"):
+        with pytest.raises(RuntimeError, match="the window is unchanged"):
             op.update(torch.full((30,), bad, dtype=torch.float64))
     assert torch.equal(op.gram, before)

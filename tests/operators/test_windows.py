@@ -96,7 +96,7 @@ def test_products_are_those_of_the_rows_as_stored(kind, dtype, columns):
 def test_wider_rows_are_the_same_with_zeros_behind(kind, extra):
     rows = built(kind)
     G = torch.stack([write(rows, k, g) for k, g in enumerate(mixed(M, D))])
-    rows.widen(extra)
+    rows = rows.widened(extra)
     assert rows.shape == (M, D + extra)
     assert torch.equal(rows.dense(), torch.nn.functional.pad(G, (0, extra)))
     row = write(rows, 2, torch.randn(D + extra))
@@ -214,7 +214,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(kind, bad):
     op, other = filled(kind), filled(kind)
     g = torch.ones(D)
     g[7] = bad
-    with pytest.raises(RuntimeError, match=r"not finite.*the window is as it was"):
+    with pytest.raises(RuntimeError, match=r"not finite.*the window is unchanged"):
         op.update_and_apply(g)
     for row in mixed(M, D, seed=4):
         assert torch.equal(op.update_and_apply(row), other.update_and_apply(row))
@@ -287,7 +287,7 @@ def test_a_state_whose_rows_went_on_is_refused(kind):
     state = op.state_dict()
     for row in 2 * mixed(M, D, seed=3):
         op.update(row)
-    with pytest.raises(ValueError, match="deep-copy it, before going on"):
+    with pytest.raises(ValueError, match="deep-copy it, before the next update"):
         window(kind).load_state_dict(state)
 
 
@@ -328,13 +328,13 @@ def test_arguments_out_of_range_are_refused(make, message):
     ],
 )  # fmt: skip
 def test_a_window_larger_than_the_memory_is_refused_with_what_would_fit(kind, message, monkeypatch):
-    monkeypatch.setattr("mfac.windows.choice.available_memory", lambda device: 10**8)
+    monkeypatch.setattr("mfac.windows.storage.available_memory", lambda device: 10**8)
     with pytest.raises(MemoryError, match=message):
         window(kind, m=1000, d=10**7)
 
 
 def test_what_is_said_to_fit_does_fit(monkeypatch):
-    monkeypatch.setattr("mfac.windows.choice.available_memory", lambda device: 2 * 10**5)
+    monkeypatch.setattr("mfac.windows.storage.available_memory", lambda device: 2 * 10**5)
     for kind in (torch.float32, torch.int8, mfac.TopK(0.1, block=64)):
         with pytest.raises(MemoryError) as refused:
             window(kind, m=4000, d=2000)

@@ -142,7 +142,7 @@ def test_memory_needed_takes_parameters_in_any_form_and_leaves_frozen_ones_out()
 
 
 def test_what_does_not_fit_is_refused_with_figures(monkeypatch):
-    monkeypatch.setattr("mfac.windows.choice.available_memory", lambda device: 2**20)
+    monkeypatch.setattr("mfac.windows.storage.available_memory", lambda device: 2**20)
     parameters = [nn.Parameter(torch.zeros(1000))]
     words = (
         r"a window of 1024 gradients of 1000 weights in torch.float32 needs .*35.9 MiB on cpu and 1.0 MiB are "

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from mfac import native
+from mfac.windows import native
 
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, native.COMPILERS)), reason="there is no C compiler on this machine"

@@ -1,4 +1,4 @@
-"""The learning rate between pruning steps: high after each, low before the next, falling for good after the last."""
+"""The learning rate between pruning steps: high after each step, low before the next, decaying after the last."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,10 +9,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 @dataclass
 class CycleFactor:
-    """What the learning rate is multiplied with at a given epoch.
-
-    A class rather than a function: `LambdaLR.state_dict` saves the fields of an object.
-    """
+    """The factor of the learning rate at an epoch; a class, since `LambdaLR.state_dict` saves an object's fields."""
 
     period: int
     cycles: int
@@ -21,7 +18,6 @@ class CycleFactor:
     drops: tuple[int, ...]
 
     def __call__(self, epoch: int) -> float:
-        """1 or `factor` in the cycles; in the tail, `factor` to the number of drops passed."""
         if epoch < self.period * self.cycles:
             return self.factor if epoch % self.period >= self.period - self.low else 1.0
         return float(self.factor ** sum(epoch >= drop for drop in self.drops))
@@ -39,21 +35,21 @@ def learning_rate_cycle(
 ) -> LambdaLR:
     """A scheduler for fine-tuning between pruning steps, as in the paper's practical runs.
 
-    The optimizer's own learning rate holds after each pruning step, and `factor` times it during the last `low` epochs
-    before the next: a model that has settled is a better start for pruning. After the last cycle it falls at `drops`.
+    Each period starts with the optimizer's own learning rate and ends with `low` epochs at `factor` times it: a model
+    that has settled is a better start for pruning. After the last cycle the rate falls at `drops`.
     MobileNetV1 is `period=3, cycles=15, drops=(75, 90)`, ResNet50 `period=4, cycles=20, drops=(90, 95)`, both at 0.005.
 
     Args:
-        optimizer: whose learning rates are multiplied, group by group.
+        optimizer: whose learning rates are scaled, group by group.
         period: epochs (or whatever `scheduler.step()` counts) from one pruning step to the next.
         cycles: how many periods there are before the last pruning step.
-        low: how many epochs at the end of a period have the small rate.
-        factor: what the rate is multiplied with there, and at each drop.
-        drops: epochs, counted from the very beginning, at which the rate falls for good.
+        low: epochs at the end of each period with the small rate.
+        factor: of the small rate, and of each drop.
+        drops: epochs, counted from the start, at which the rate drops permanently.
         last_epoch: as in any torch scheduler.
 
     Raises:
-        ValueError: a period without an epoch, a `low` longer than it, or drops that are not after the cycles, in order.
+        ValueError: an empty period, a `low` longer than it, or drops that do not rise after the cycles.
     """
     if period < 1 or cycles < 0:
         raise ValueError(f"period must be at least 1 and cycles at least 0, not {period} and {cycles}")

@@ -1,9 +1,9 @@
-"""Which sparsities a model passes through on its way: lists of fractions of removed weights, rising."""
+"""Schedules of gradual pruning: lists of rising sparsities."""
 
 import math
 from collections.abc import Iterable
 
-PAPER_FIRST = 0.5  # the paper prunes half of the weights at once: that much is easily recovered from
+PAPER_FIRST = 0.5  # the paper prunes half of the weights at once, which is easily recovered from
 
 
 def polynomial_schedule(initial: float, final: float, steps: int, power: float = 3) -> list[float]:
@@ -11,8 +11,8 @@ def polynomial_schedule(initial: float, final: float, steps: int, power: float =
 
     Args:
         initial: the present sparsity, not part of the list.
-        final: the last sparsity of the list, exactly.
-        steps: how many sparsities there are.
+        final: the last sparsity of the list.
+        steps: the length of the list.
         power: 3 takes large steps first and small ones last; 1 is linear.
 
     Raises:
@@ -30,8 +30,8 @@ def geometric_schedule(initial: float, final: float, steps: int) -> list[float]:
 
     Args:
         initial: the present sparsity, not part of the list.
-        final: the last sparsity of the list, exactly; below 1, since equal fractions never remove everything.
-        steps: how many sparsities there are.
+        final: the last sparsity of the list, below 1.
+        steps: the length of the list.
 
     Raises:
         ValueError: the sparsities do not rise within [0, 1), or steps is not positive.
@@ -50,20 +50,13 @@ def mobilenet_schedule(final: float) -> list[float]:
 
 
 def resnet50_schedule(final: float) -> list[float]:
-    """The paper's schedule for ResNet50: half at once, 10 of 15 steps of equal fractions, then 10 smaller ones.
-
-    The last 5 of the 15 steps are replaced by 10: near very high sparsities they have to be smaller.
-    """
+    """The paper's schedule for ResNet50: as for MobileNetV1, with the last 5 steps replaced by 10 smaller ones."""
     first = geometric_schedule(PAPER_FIRST, final, 15)[:10]
     return [PAPER_FIRST, *first, *geometric_schedule(first[-1], final, 10)]
 
 
 def checked_schedule(schedule: Iterable[float]) -> tuple[float, ...]:
-    """A schedule as a tuple of floats.
-
-    Raises:
-        ValueError: it is empty, or does not rise from one sparsity to the next, or leaves (0, 1].
-    """
+    """The schedule as a tuple of floats; raises ValueError if it is empty, does not rise, or leaves (0, 1]."""
     if isinstance(schedule, int | float | str):
         raise ValueError(f"schedule must be a list of sparsities, not {schedule!r}; [{schedule}] is one step")
     values = tuple(schedule)

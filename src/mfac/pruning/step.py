@@ -25,7 +25,7 @@ from mfac.gradients.collection import Collection
 from mfac.gradients.model_state import evaluation
 from mfac.gradients.one_batch import LossFn
 from mfac.layout import Masks, ParameterLayout
-from mfac.pruning.batch_norm import recalibrate
+from mfac.pruning.batch_norm import average_statistics, recalibrate
 from mfac.pruning.batch_stream import BatchStream
 from mfac.pruning.budget import Pool, Sparsity, plan_steps, tensor_counts
 from mfac.pruning.curvature import Curvature, FisherCurvature
@@ -229,7 +229,10 @@ class Pruner:
             with self._ranks.together("writing the weights"):
                 self.weights.write(layout, theta, removed)
             if self.options.bn_batches is not None:
-                recalibrate(self.weights.model, self.options.bn_batches, self._ranks)
+                with self._ranks.together("batch-norm statistics"):
+                    norms = recalibrate(self.weights.model, self.options.bn_batches)
+                if self._ranks.size > 1:
+                    average_statistics(norms, self._ranks.sum_)
             return self._loss.after()
 
 
@@ -261,14 +264,14 @@ class FisherMethod:
 
     def curvature(self, step: Step, measured: Rows) -> Curvature:
         """The matrix, with a damping chosen by the data if that was requested."""
-        ranks, layout = self.ranks, step.layout
-        shares = self._shares(step)
-        sizes = layout.sizes if ranks.size == 1 else shares[ranks.rank].sizes
-        damping = self.options.damping
+        ranks, sizes, damping = self.ranks, step.layout.sizes, self.options.damping
+        if ranks.size > 1:
+            shares = self._shares(step)
+            sizes = shares[ranks.rank].sizes
         if isinstance(damping, str):
             assert isinstance(measured, Tensor)
             damping = choose_damping(measured, self.block_size, sizes, ranks=ranks)
-        local = FisherCurvature(measured, damping, self.block_size, sizes, layout.device, ranks)
+        local = FisherCurvature(measured, damping, self.block_size, sizes, step.layout.device, ranks)
         return local if ranks.size == 1 else SharedCurvature(local, shares, ranks)
 
     def check(self, weights: MaskedWeights) -> None:

@@ -120,8 +120,7 @@ def _sliding(m: int, device: torch.device) -> float:
     anew = time.perf_counter() - start
 
     def replace() -> None:
-        inverse.stage(0, K[0].clone(), 1.0)
-        inverse.commit(0.0, 0.0)
+        inverse.replace(0, K[0].clone(), 1.0)
         inverse.column(0)
 
     return _best(replace, 3) + anew / max(m, LEAST_REFRESH)

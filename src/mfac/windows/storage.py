@@ -1,4 +1,4 @@
-"""Which storage a `window` argument means, how much memory it takes, and how to read what was saved of any."""
+"""Which storage a `window` argument means, how much memory it takes, and how to read saved rows of any storage."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mfac.memory import available_memory, gib
-from mfac.windows.devices import DeviceRows, SideBySide, build_on
+from mfac.windows.devices import DeviceRows, SideBySide, device_widths
 from mfac.windows.int8 import Int8, Int8Rows
 from mfac.windows.plain import DTYPES, Plain
 from mfac.windows.rows import Kind, Pieces, Rows, SavedRows
@@ -15,14 +15,11 @@ from mfac.windows.topk import TopK, TopKRows
 
 Window = torch.dtype | Int8 | TopK
 SMALLER: tuple[Kind, ...] = (Plain(torch.bfloat16), Int8(), TopK())
+READERS: dict[Any, Callable[[dict[str, Any]], SavedRows]] = {"int8": Int8Rows.of_state, "topk": TopKRows.of_state}
 
 
 def as_kind(window: Window) -> Kind:
-    """The storage that is meant.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """The storage that a `window` argument means; ValueError if there is none."""
     if isinstance(window, Int8 | TopK):
         return window
     if window == torch.int8:
@@ -35,13 +32,28 @@ def as_kind(window: Window) -> Kind:
     )
 
 
+def as_devices(device: torch.device | str | None, devices: Sequence[torch.device | str] | None) -> list[torch.device]:
+    """The devices of the columns; vectors are expected and returned on the first.
+
+    Raises:
+        ValueError: both are given, or the list is empty.
+    """
+    if devices is None:
+        return [torch.empty(0, device=device).device]
+    if device is not None:
+        raise ValueError(f"give device={str(device)!r} or devices=[...], not both; vectors come and go on the first")
+    if isinstance(devices, str) or not devices:
+        raise ValueError(f"devices must be a list of at least one device, not {devices!r}")
+    return [torch.empty(0, device=each).device for each in devices]
+
+
 def window_bytes(num_grads: int, dim: int, window: Window) -> int:
-    """Memory of a window: its rows, and four m x m matrices of float64 (Gram, inverse, its successor, a factor)."""
+    """Memory of a window: its rows, and four m x m matrices of float64 (Gram, inverse, the next inverse, a factor)."""
     return as_kind(window).bytes(num_grads, dim) + 4 * 8 * num_grads**2
 
 
 def check_memory(num_grads: int, dim: int, kind: Kind, device: torch.device) -> None:
-    """Raises MemoryError, with what would fit, where a window does not."""
+    """Raises MemoryError for a window that does not fit, with what would."""
     needed, available = kind.bytes(num_grads, dim) + 32 * num_grads**2, available_memory(device)
     if available is None or needed <= available:
         return
@@ -55,26 +67,31 @@ def check_memory(num_grads: int, dim: int, kind: Kind, device: torch.device) -> 
 
 
 def build_rows(kind: Kind, num_grads: int, dim: int, devices: Sequence[torch.device]) -> Rows:
-    """Rows of zeros, their columns on one device or several.
+    """Rows of zeros, with their columns on one device or several.
 
     Raises:
         MemoryError: a device has too little memory.
     """
-    return build_on(kind, num_grads, dim, devices, lambda columns, at: check_memory(num_grads, columns, kind, at))
+    widths = [dim] if len(devices) == 1 else device_widths(kind, dim, len(devices))
+    places = list(zip(widths, devices[: len(widths)], strict=True))
+    for width, device in places:
+        check_memory(num_grads, width, kind, device)
+    pieces = [kind.build(num_grads, width, device) for width, device in places]
+    return pieces[0] if len(pieces) == 1 else DeviceRows(pieces, [device for _, device in places])
 
 
 def check_wider(rows: Rows, extra: int, device: torch.device) -> None:
-    """Raises MemoryError where there is no room for `extra` columns more, made beside the present ones."""
+    """Raises MemoryError without room for `extra` more columns; the wider rows are made beside the present ones."""
     if isinstance(rows, DeviceRows):
         device, rows = rows.devices[-1], rows.pieces[-1]
     check_memory(rows.shape[0], rows.shape[1] + extra, rows.kind, device)
 
 
 def saved_rows(rows: Any) -> SavedRows:
-    """Rows as they are in a state: a matrix, pieces of its columns, a dict of a compressed storage, or read already.
+    """Rows as a state has them: a matrix, a list of pieces of its columns, or a dict; or `SavedRows` already.
 
     Raises:
-        ValueError: a dict of a storage that is not known.
+        ValueError: a dict of an unknown storage.
     """
     if isinstance(rows, Tensor):
         rows = [rows]
@@ -83,18 +100,12 @@ def saved_rows(rows: Any) -> SavedRows:
     if not isinstance(rows, dict):
         read: SavedRows = rows
         return read
-    readers: dict[Any, Callable[[dict[str, Any]], SavedRows]]
-    readers = {"int8": Int8Rows.of_state, "topk": TopKRows.of_state}
     if rows.get("kind") == "pieces":
-        return _side_by_side(rows)
-    if rows.get("kind") not in readers:
-        raise ValueError(f"the saved rows are stored as {rows.get('kind')!r}, and {', '.join(readers)} can be read")
-    return readers[rows["kind"]](rows)
-
-
-def _side_by_side(state: dict[str, Any]) -> SavedRows:
-    pieces = state["pieces"]
-    return SideBySide([saved_rows(pieces[str(number)]) for number in range(len(pieces))])
+        pieces = rows["pieces"]
+        return SideBySide([saved_rows(pieces[str(number)]) for number in range(len(pieces))])
+    if rows.get("kind") not in READERS:
+        raise ValueError(f"the saved rows are stored as {rows.get('kind')!r}, and {', '.join(READERS)} can be read")
+    return READERS[rows["kind"]](rows)
 
 
 def _fitting(num_grads: int, dim: int, kind: Kind, available: int) -> int:
@@ -103,5 +114,4 @@ def _fitting(num_grads: int, dim: int, kind: Kind, available: int) -> int:
 
 
 def _row_bytes(kind: Kind, dim: int) -> int:
-    """What one more row takes."""
     return kind.bytes(1, dim) - kind.bytes(0, dim)
