@@ -234,7 +234,7 @@ def test_what_is_no_task_at_all(tmp_path, monkeypatch):
         load_task("no.such.module")
     with pytest.raises(TaskError, match="no task 'what is this'"):
         load_task("what is this")
-    with pytest.raises(TaskError, match=r"there is no file missing.py; `mfac init missing.py` writes one"):
+    with pytest.raises(TaskError, match=r"there is no file missing.py; `mfac init missing.py` writes a task file"):
         load_task("missing.py")
     (tmp_path / "folder").mkdir()
     with pytest.raises(TaskError, match="folder is a folder"):

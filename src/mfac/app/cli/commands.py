@@ -25,7 +25,7 @@ from mfac.app.runs.environment import choose_device
 from mfac.app.runs.folder import REPORT, read_run
 from mfac.app.runs.optimizers import DEFAULTS, OPTIMIZERS, WINDOWS, OptimizerSettings
 from mfac.app.runs.pruning import SCHEDULES, PruningSettings
-from mfac.app.runs.run import Settings, run_task
+from mfac.app.runs.run import run_task
 from mfac.app.runs.training import SCHEDULES as TRAINING_SCHEDULES
 from mfac.app.runs.training import TrainingSettings
 from mfac.app.tasks import Task, load_task
@@ -166,14 +166,21 @@ def train(
     names = given.pop("optimizers", ("mfac", "sgd"))
     by_name = {key: _by_name(key, given.pop(key, ()), names) for key in ("lr", "momentum", "weight_decay")}
     shared = {key: given.pop(key) for key in ("num_grads", "damping", "window")}
-    optimizers = tuple(
-        OptimizerSettings(name, **{key: values.get(name) for key, values in by_name.items()}, **shared)
-        for name in names
-    )
-    _run(ctx, load_task(task), TrainingSettings(optimizers, **given), out, fresh, as_json)
+    optimizers = []
+    for name in names:
+        own: dict[str, Any] = {key: values.get(name) for key, values in by_name.items()}
+        optimizers.append(OptimizerSettings(name, **own, **shared))
+    _run(ctx, load_task(task), TrainingSettings(tuple(optimizers), **given), out, fresh, as_json)
 
 
-def _run(ctx: typer.Context, task: Task, settings: Settings, out: Path | None, fresh: bool, as_json: bool) -> None:
+def _run(
+    ctx: typer.Context,
+    task: Task,
+    settings: PruningSettings | TrainingSettings,
+    out: Path | None,
+    fresh: bool,
+    as_json: bool,
+) -> None:
     """Runs, writes the report, and shows the results.
 
     Raises:

@@ -130,7 +130,7 @@ class PruningSettings:
                 {"label": method, "method": method, "asked": sparsity},
                 seed=self.seed,
                 save_every=self.save_every,
-                make=partial(_Gradual if self.gradual else _OneShot, run, self, model, method, sparsity),
+                make=partial(Gradual if self.gradual else OneShot, run, self, model, method, sparsity),
                 results=partial(_results, run, model),
             )
 
@@ -147,7 +147,7 @@ class PruningSettings:
         load_checkpoint(path, model)
 
 
-class _OneShot:
+class OneShot:
     """A `Pruner`, whose state includes the model's."""
 
     is_milestone = True
@@ -195,7 +195,7 @@ class _OneShot:
         self._pruner.load_state_dict(state["pruner"])
 
 
-class _Gradual:
+class Gradual:
     """A `GradualPruner`, and a training loop after each of its steps."""
 
     def __init__(self, run: Run, settings: PruningSettings, model: nn.Module, method: str, sparsity: float):
@@ -260,7 +260,7 @@ class _Gradual:
         self._pruner.load_state_dict(state["pruner"])
 
 
-def _results(run: Run, model: nn.Module, work: _OneShot | _Gradual, path: Path) -> Record:
+def _results(run: Run, model: nn.Module, work: OneShot | Gradual, path: Path) -> Record:
     """Evaluates the pruned model and writes its files; returns the entries of the cell in run.json."""
     masks, history, training = work.masks, work.history, list(work.training)
     found = measure(run.task, model, run.device)
@@ -269,7 +269,9 @@ def _results(run: Run, model: nn.Module, work: _OneShot | _Gradual, path: Path) 
         save_masks(masks, draft)
     with writing(path / "compact.safetensors") as draft:
         size = save_compact(model, draft, masks)
-    layers = [{"name": name, "weights": mask.numel(), "kept": int(mask.sum())} for name, mask in masks.items()]
+    layers: list[Record] = [
+        {"name": name, "weights": mask.numel(), "kept": int(mask.sum())} for name, mask in masks.items()
+    ]
     seconds = sum(record.seconds for record in history) + (training[-1]["second"] if training else 0.0)
     return {
         "sparsity": 1 - sum(layer["kept"] for layer in layers) / sum(layer["weights"] for layer in layers),

@@ -4,10 +4,10 @@ import hashlib
 import importlib.util
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
@@ -17,6 +17,13 @@ from mfac.app.runs.files import load_checkpoint, load_state, save_state
 from mfac.app.runs.folder import STATE, Record, RunFolder, open_run
 from mfac.app.runs.random_state import seeded
 from mfac.app.tasks import Task
+
+if TYPE_CHECKING:
+    from mfac.app.runs.pruning import Gradual, OneShot, PruningSettings
+    from mfac.app.runs.training import Training, TrainingSettings
+
+    Settings: TypeAlias = PruningSettings | TrainingSettings
+    Work: TypeAlias = Gradual | OneShot | Training  # in steps; `advance` takes one, and is False at the end
 
 
 class Watcher:
@@ -35,43 +42,9 @@ class Watcher:
         """A message for the user."""
 
 
-class Settings(Protocol):
-    """The settings of a run; `flat` are those that determine the result, for run.json."""
-
-    kind: str
-    device: str
-    checkpoint: str | None
-
-    @property
-    def seeds(self) -> tuple[int, ...]: ...
-
-    def flat(self) -> dict[str, Any]: ...
-
-    def check(self, task: Task, model: nn.Module) -> None: ...
-
-    def carry_out(self, run: "Run", model: nn.Module) -> None: ...
-
-
-class Work(Protocol):
-    """A cell of a run: work in steps that can be saved between any two of them."""
-
-    total: int
-    note: str
-    is_milestone: bool  # whether to save now
-
-    @property
-    def done(self) -> float: ...
-
-    def advance(self) -> bool: ...  # takes the next step; False at the end
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
 def run_task(
     task: Task,
-    settings: Settings,
+    settings: "Settings",
     path: Path,
     *,
     command: str = "",
@@ -119,7 +92,7 @@ class Run:
         *,
         seed: int,
         save_every: float,
-        make: Callable[[], Work],
+        make: Callable[[], "Work"],
         results: Callable[[Any, Path], Record],
     ) -> None:
         """Completes a cell, unless it is complete: its work, and its entry {**facts, **results} in run.json."""
@@ -131,7 +104,7 @@ class Run:
                 self.folder.add({**facts, **results(work, path)})
         (path / STATE).unlink(missing_ok=True)
 
-    def _finish(self, work: Work, path: Path, save_every: float) -> None:
+    def _finish(self, work: "Work", path: Path, save_every: float) -> None:
         saved = load_state(path / STATE)
         if saved is not None:
             work.load_state_dict(saved)
@@ -155,18 +128,17 @@ def check_distinct(**given: tuple[Any, ...]) -> None:
             raise ValueError(f"give at least one {what}, without repeats, not {listed}")
 
 
-def check_settings(settings: object, counts: tuple[str, ...], schedules: Iterable[str]) -> None:
+def check_settings(settings: "Settings", counts: tuple[str, ...], schedules: Collection[str]) -> None:
     """Raises ValueError if one of these counts is below 1 (None is fine), or the schedule is not one of these."""
     for name in counts:
         value = getattr(settings, name)
         if value is not None and value < 1:
             raise ValueError(f"{name} must be 1 or more, not {value}")
-    schedule = getattr(settings, "schedule", None)
-    if schedule not in schedules:
-        raise ValueError(f"schedule must be one of {', '.join(schedules)}, not {schedule!r}")
+    if settings.schedule not in schedules:
+        raise ValueError(f"schedule must be one of {', '.join(schedules)}, not {settings.schedule!r}")
 
 
-def _describe(task: Task, settings: Settings, command: str, model: nn.Module, device: torch.device) -> Record:
+def _describe(task: Task, settings: "Settings", command: str, model: nn.Module, device: torch.device) -> Record:
     """The entries of run.json that identify a run."""
     files = {"the task": _task_file(task), "the checkpoint": settings.checkpoint}
     parameters = list(model.parameters())

@@ -71,12 +71,12 @@ class TrainingSettings:
                 {"label": optimizer.name, "optimizer": optimizer.name, "seed": seed},
                 seed=seed,
                 save_every=self.save_every,
-                make=partial(_Training, run, self, optimizer, seed, total, self.eval_every or every),
+                make=partial(Training, run, self, optimizer, seed, total, self.eval_every or every),
                 results=_results,
             )
 
 
-class _Training:
+class Training:
     """One optimizer with one seed."""
 
     is_milestone = False
@@ -124,7 +124,7 @@ class _Training:
         self.evaluations = list(state["evaluations"])
 
 
-def _results(work: _Training, path: Path) -> Record:
+def _results(work: Training, path: Path) -> Record:
     """Writes the weights; returns the entries of the cell in run.json."""
     save_weights(work.model, path / "weights.safetensors")
     loop = work.loop

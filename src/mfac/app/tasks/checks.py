@@ -112,7 +112,7 @@ def _checked(result: Any, name: str, place: str) -> Any:
 
 
 def _place(function: Any, path: Path) -> str:
-    code = getattr(inspect.unwrap(function), "__code__", None)
+    code: Any = getattr(inspect.unwrap(function), "__code__", None)
     is_there = code is not None and _is_file(code.co_filename, path.resolve())
     return f"{path}:{code.co_firstlineno}" if is_there else str(path)
 

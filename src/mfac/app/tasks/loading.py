@@ -74,7 +74,7 @@ def _from_module(module: ModuleType, name: str, source: str) -> Task:
     shown = Path(source) if source.endswith(".py") else Path(module.__file__ or source)
     members: dict[str, Any] = vars(module)
     checks.check_members(members, shown)
-    functions = {
+    functions: dict[str, Any] = {
         key: checks.guarded(members[key], key, shown) for key in checks.FUNCTIONS if members.get(key) is not None
     }
     return Task(
