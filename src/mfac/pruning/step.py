@@ -21,8 +21,8 @@ from mfac.gradient_file import GradientFile
 from mfac.gradients import accumulate_fisher, collect_gradients
 from mfac.gradients.batches import Batch, move
 from mfac.gradients.collection import Collection
+from mfac.gradients.losses import LossFn
 from mfac.gradients.model_state import evaluation
-from mfac.gradients.one_batch import LossFn
 from mfac.layout import Masks, ParameterLayout
 from mfac.pruning.batch_norm import average_statistics, recalibrate
 from mfac.pruning.batch_stream import BatchStream
@@ -298,16 +298,14 @@ class FisherMethod:
 
     def check(self, weights: MaskedWeights) -> None:
         """Raises ValueError for whatever the collectors of gradients would not take, before anything is done."""
-        self._collection(0).task(weights.model, self.loss_fn, weights.layout(), None, None)
+        self._collection(weights, weights.layout(), 0)
 
     def check_ranks(self, weights: MaskedWeights, sparsity: Sparsity) -> None:
         """Raises ValueError, on every rank, where the ranks have different models, masks or arguments."""
         names = ("recomputations", "scope", "floor", "block_size", "damping", "update", "order", "pattern", "method")
         arguments = {"sparsity": sparsity} | {name: getattr(self.options, name) for name in names}
         arguments["bn_batches"] = self.options.bn_batches is not None
-        collection = self._collection(0)
-        task = collection.task(weights.model, self.loss_fn, weights.layout(), None, None)
-        check_ranks(self.ranks, task, collection, arguments)
+        check_ranks(self.ranks, self._collection(weights, weights.layout(), 0), arguments)
 
     @property
     def _sums_up(self) -> bool:
@@ -317,19 +315,19 @@ class FisherMethod:
             self.block_size is not None and options.num_grads > ROWS_PER_BLOCK_SIZE * self.block_size and not keep_rows
         )
 
-    def _collection(self, number: int) -> Collection:
+    def _collection(self, weights: MaskedWeights, layout: ParameterLayout, number: int) -> Collection:
         o = self.options
-        seed = (o.seed or 0) + number
-        return Collection(o.num_grads, o.per_sample, o.fisher, "auto", None, False, o.progress, seed)
+        shared: dict[str, Any] = {"progress": o.progress, "seed": (o.seed or 0) + number}
+        return Collection(weights.model, self.loss_fn, layout, o.num_grads, o.per_sample, o.fisher, **shared)
 
     def _measure_together(self, step: Step) -> Tensor | FisherBlocks:
         """This rank's columns of the gradients that all ranks take."""
-        collection, layout = self._collection(step.number), step.layout
-        task = collection.task(step.weights.model, self.loss_fn, layout, None, None)
+        layout = step.layout
+        collection = self._collection(step.weights, layout, step.number)
         shares = self._shares(step)
         if self.block_size is not None and self._sums_up:
-            return accumulate_share(collection, task, step.stream, shares, self.ranks, self.block_size, layout.device)
-        return collect_share(collection, task, step.stream, shares, self.ranks, layout.dtype, layout.device)
+            return accumulate_share(collection, step.stream, shares, self.ranks, self.block_size, layout.device)
+        return collect_share(collection, step.stream, shares, self.ranks, layout.dtype, layout.device)
 
     def _shares(self, step: Step) -> tuple[ColumnShare, ...]:
         """How the kept weights are divided among the ranks; the full matrix with a pattern, between rows of weights."""
