@@ -28,9 +28,9 @@ pytestmark = pytest.mark.usefixtures("compiled_at_any_size")
 @pytest.fixture
 def fresh():
     """As in a process that has compiled nothing yet."""
-    native._compiling.cache_clear()
+    native._compiled.cache_clear()
     yield
-    native._compiling.cache_clear()
+    native._compiled.cache_clear()
 
 
 def rows_of(kind):

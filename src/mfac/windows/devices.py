@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mfac.pages import Pages
 from mfac.windows.compressed import MadePages
-from mfac.windows.rows import ChosenColumns, Kind, Rows, SavedRows, StoredRow
+from mfac.windows.rows import ChosenColumns, Kind, Rows, SavedRows, SideBySide, StoredRow
 
 
 def device_widths(kind: Kind, dim: int, count: int) -> list[int]:
@@ -20,18 +20,6 @@ def device_widths(kind: Kind, dim: int, count: int) -> list[int]:
     if width > block:
         width = -(-width // block) * block
     return [min(width, dim - start) for start in range(0, dim, width)]
-
-
-class SideBySide:
-    """Saved rows that are pieces of the columns, each with its own storage."""
-
-    def __init__(self, pieces: Sequence[SavedRows]):
-        self.pieces = list(pieces)
-        self.kind = self.pieces[0].kind
-
-    def row(self, k: int) -> Float[Tensor, " d"]:
-        rows = [piece.row(k) for piece in self.pieces]
-        return torch.cat([row.to(rows[0].device) for row in rows])
 
 
 class DeviceRows:
