@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mfac.blocks import block_runs
 from mfac.gradients import collect_gradients
-from mfac.gradients.one_batch import LossFn
+from mfac.gradients.losses import LossFn
 from mfac.pruning.options import PruningOptions
 from mfac.pruning.removal import inverse_removal, scores, single_sums
 from mfac.pruning.step import Step

@@ -198,7 +198,7 @@ def test_batch_norm_that_fails_is_put_back():
 
 
 def test_memory_that_is_not_there(monkeypatch):
-    monkeypatch.setattr("mfac.gradients.row_sinks.available_memory", lambda device: 100)
+    monkeypatch.setattr("mfac.gradients.collect.available_memory", lambda device: 100)
     with pytest.raises(MemoryError, match="for prune the way to disk is rows_dir"):
         quick(mlp(), 0.5)
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mfac.gradients.batches import Batch
-from mfac.gradients.collector import Fisher
-from mfac.gradients.one_batch import LossFn
+from mfac.gradients.collect import Fisher
+from mfac.gradients.losses import LossFn
 from mfac.pruning.mask_keeper import MaskKeeper, innermost
 from mfac.pruning.masks import apply_masks, matched_masks
 from mfac.pruning.options import PruningOptions, Scope

@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from mfac.app.runs.task_batches import CountedStream, TaskBatches
 from mfac.app.runs.training_loop import TrainingLoop
-from mfac.gradients.one_batch import LossFn
+from mfac.gradients.losses import LossFn
 from mfac.pruning.gradual import GradualPruner
 from mfac.pruning.result import StepRecord
 

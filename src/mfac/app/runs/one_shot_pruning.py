@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mfac.app.runs.task_batches import CountedStream
-from mfac.gradients.one_batch import LossFn
+from mfac.gradients.losses import LossFn
 from mfac.pruning.prune import prune
 from mfac.pruning.result import PruningResult, StepRecord
 

@@ -14,7 +14,7 @@ from mfac.app.runs.measures import finite
 from mfac.app.runs.random_state import random_state, set_random_state
 from mfac.app.runs.task_batches import TaskBatches, epoch
 from mfac.gradients.batches import Batch
-from mfac.gradients.one_batch import LossFn
+from mfac.gradients.losses import LossFn
 
 EPOCHS_A_SEED = 1 << 20  # the seeds of epochs of one run do not meet those of another
 

@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mfac.gradients.batches import Batch
-from mfac.gradients.one_batch import LossFn
+from mfac.gradients.losses import LossFn
 
 
 class TaskError(ValueError):
