@@ -14,12 +14,6 @@ def _seed():
     torch.manual_seed(0)
 
 
-@pytest.fixture
-def compiled_at_any_size(monkeypatch):
-    """Compiled code where tests have matrices that would not be worth it."""
-    monkeypatch.setattr("mfac.windows.native.LEAST_NUMBERS", 0)
-
-
 @pytest.fixture(scope="session")
 def rank_pool(tmp_path_factory):
     """Four processes in one group, for whatever runs on several ranks."""
