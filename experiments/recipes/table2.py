@@ -29,7 +29,7 @@ from experiments.image_task import untrained_resnet8
 from experiments.models.resnet import mfac_resnet20
 from experiments.recipe import Recipe, Request, Results
 from experiments.training import cross_entropy
-from mfac.blocks import block_runs
+from mfac.pages import block_runs
 
 DAMPING = 1e-5
 PAPER_MEMORY = 512e9

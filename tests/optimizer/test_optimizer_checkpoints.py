@@ -103,7 +103,9 @@ def test_a_state_that_went_on_before_it_was_saved_is_refused():
     model, optimizer = trained_by_name(mfac, 6)
     state = optimizer.state_dict()
     train(model, optimizer, range(6, 8))
-    with pytest.raises(ValueError, match=r"the window went on after state_dict\(\).*save the state, or deep-copy it"):
+    with pytest.raises(
+        ValueError, match=r"the window was updated after state_dict\(\).*save the state, or deep-copy it"
+    ):
         resumed(mfac, model, state)
 
 

@@ -170,8 +170,8 @@ def test_a_group_that_is_refused_is_not_added():
     for options, words in [
         ({"lr": -1.0}, "lr must be 0 or more"),
         ({"momentum": 1.0}, "momentum must be at least 0 and below 1"),
-        ({"damping": 1.0}, "damping: one for the whole window; pass it to MFAC, not to a group"),
-        ({"num_grads": 7, "window": torch.bfloat16}, "num_grads, window: one for the whole window"),
+        ({"damping": 1.0}, "damping: one for all groups; pass it to the optimizer, not a group"),
+        ({"num_grads": 7, "window": torch.bfloat16}, "num_grads, window: one for all groups"),
     ]:
         with pytest.raises(ValueError, match=words):
             optimizer.add_param_group({"params": extra.parameters(), **options})

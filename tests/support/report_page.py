@@ -1,5 +1,6 @@
 """A page of HTML taken apart, and pages of the cases."""
 
+import re
 from functools import cache
 from html.parser import HTMLParser
 
@@ -7,9 +8,21 @@ import report_cases as cases
 
 from mfac.app.report import render_page
 
+SPACE = "\N{NO-BREAK SPACE}"
+ALL = {
+    "pruning": [cases.pruning()],
+    "gradual": [cases.gradual()],
+    "training": [cases.training()],
+    "merged": [cases.pruning("A"), cases.pruning("B"), cases.training(seeds=1)],
+    "twenty": [cases.twenty_methods()],
+    "nasty": [cases.nasty()],
+    "holes": [cases.holes()],
+    "empty": [cases.pruning(cells=[], finished=None)],
+}
+
 
 class Page(HTMLParser):
-    """A page taken apart: its elements in order, with the text inside each."""
+    """The elements of a page in order, each with its text, and the tags and ids of those around it."""
 
     def __init__(self, text):
         super().__init__()
@@ -19,19 +32,20 @@ class Page(HTMLParser):
         assert self.open == []
 
     def handle_starttag(self, tag, attrs):
-        element = {"tag": tag, "text": "", "inside": [one["tag"] for one in self.open], **dict(attrs)}
+        around = " ".join(f"{one['tag']}#{one.get('id')}" for one, _ in self.open)
+        element = {"tag": tag, "text": "", "around": around, **dict(attrs)}
         self.elements.append(element)
         if tag not in ("meta", "link"):
-            self.open.append(element | {"first": len(self.parts), "element": element})
+            self.open.append((element, len(self.parts)))
 
     def handle_startendtag(self, tag, attrs):
         self.handle_starttag(tag, attrs)
         self.open.pop()
 
     def handle_endtag(self, tag):
-        closed = self.open.pop()
+        closed, first = self.open.pop()
         assert closed["tag"] == tag
-        closed["element"]["text"] = "".join(self.parts[closed["first"] :])
+        closed["text"] = "".join(self.parts[first:])
 
     def handle_data(self, data):
         self.parts.append(data)
@@ -45,36 +59,34 @@ class Page(HTMLParser):
         return [element["id"] for element in self.elements if "id" in element]
 
     def figure(self, ident):
-        (figure,) = self.find("figure", id=ident)
-        start = self.elements.index(figure)
-        following = [i for i, one in enumerate(self.elements) if i > start and one["tag"] in ("figure", "section")]
-        return self.elements[start : following[0] if following else None]
+        return [one for one in self.elements if f"figure#{ident} " in one["around"] + " "]
 
     def rows(self):
         """Every row of every table, as lists of texts."""
-        rows, current = [], []
+        rows = []
         for element in self.elements:
             if element["tag"] == "tr":
-                rows.append(current := [])
+                rows.append([])
             elif element["tag"] in ("td", "th"):
-                current.append(element["text"])
+                rows[-1].append(element["text"])
         return rows
 
 
-def names_of_axes(part):
-    return [element["text"] for element in part if element["tag"] == "text" and element.get("class") == "name"]
+def axis_names(part):
+    """The names of the x axis and, if it has one, of the y axis."""
+    texts = [one for one in part if one["tag"] == "text" and "axis_" in one["around"]]
+    return tuple(one["text"] for one in texts if "tick_" not in one["around"])
 
 
-ALL = {
-    "pruning": [cases.pruning()],
-    "gradual": [cases.gradual()],
-    "training": [cases.training()],
-    "merged": [cases.pruning("A"), cases.pruning("B"), cases.training(seeds=1)],
-    "twenty": [cases.twenty_methods()],
-    "nasty": [cases.nasty()],
-    "holes": [cases.holes()],
-    "empty": [cases.pruning(cells=[], finished=None)],
-}
+def legend(part):
+    """The labels in a plot's legend with their colours, in order."""
+    found, colour = {}, ""
+    for one in part:
+        if "legend_" in one["around"]:
+            colour = "".join(re.findall(r"stroke: (var\(--\w+\))", one.get("style") or "")) or colour
+            if one["tag"] == "text":
+                found[one["text"]] = colour
+    return found
 
 
 @cache
