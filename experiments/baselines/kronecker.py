@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from experiments.baselines.layer_moments import Moments, find_layers, layer_moments
-from mfac.gradients.one_batch import LossFn
+from mfac.gradients.losses import LossFn
 from mfac.layout import ParameterLayout
 from mfac.pruning.options import PruningOptions
-from mfac.pruning.removal import scores, single_sums
 from mfac.pruning.step import Step
+from mfac.woodbury import scores, single_sums
 
 
 class Kronecker:

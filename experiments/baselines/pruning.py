@@ -9,7 +9,7 @@ from experiments.baselines.kronecker import Kronecker
 from experiments.baselines.layerwise import LayerwiseOBS, Wanda
 from experiments.baselines.woodfisher import WoodFisher
 from mfac.gradients.batches import Batch
-from mfac.gradients.one_batch import LossFn
+from mfac.gradients.losses import LossFn
 from mfac.layout import Masks
 from mfac.pruning.budget import Sparsity
 from mfac.pruning.options import PruningOptions

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mfac.blocks import block_runs
 from mfac.gradients import collect_gradients
-from mfac.gradients.one_batch import LossFn
+from mfac.gradients.losses import LossFn
+from mfac.pages import block_runs
 from mfac.pruning.options import PruningOptions
-from mfac.pruning.removal import inverse_removal, scores, single_sums
 from mfac.pruning.step import Step
 from mfac.reference import woodbury_recursion
+from mfac.woodbury import inverse_removal, scores, single_sums
 
 BLOCK_PIECE = 1 << 20
 

@@ -28,7 +28,7 @@ from experiments.cifar_images import cifar10, untrained_resnet8
 from experiments.models.resnet import mfac_resnet20
 from experiments.rank_one import rank_one_steps
 from experiments.recipe import Recipe, Request, Results
-from mfac.blocks import block_runs
+from mfac.pages import block_runs
 
 DAMPING = 1e-5
 PAPER_MEMORY = 512e9

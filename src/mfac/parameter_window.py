@@ -148,6 +148,7 @@ class ParameterWindow:
             "num_seen": float(self.operator.num_seen),
             "damping": self.operator.damping,
             "skipped": float(self.skipped),
+            "compiled": float(self.operator.compiled),
         }
 
     def shared_state(self) -> dict[str, Any]:
