@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mfac.gradients.batches import Batch, move
+from mfac.gradients.losses import LossFn
 from mfac.gradients.model_state import evaluation
-from mfac.gradients.one_batch import LossFn
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d
 

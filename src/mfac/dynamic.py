@@ -9,16 +9,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from mfac.blocks import Run
 from mfac.columns import Ranks, ranks_of
 from mfac.dual import DualBlocks
 from mfac.inverse_fisher import InverseFisher
+from mfac.pages import Run
 from mfac.precision import SENSITIVITY_LIMIT, Precision, check_precision, float32_holds
 from mfac.sliding import SlidingInverse
-from mfac.spread_rows import WIDE_PIECE
 from mfac.windows import SavedRows, Window, as_devices, as_kind, build_rows, check_wider, saved_rows
 
 Normalize = Literal["seen", "full", "sum"]
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
 ANSWER_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 SHORT_ROW = 1 << 14  # up to here float32 is as good for a sum of squares as it is for products
 
@@ -75,9 +75,10 @@ class DynamicInverseFisher(InverseFisher):
             check_precision(precision)
             if normalize not in ("seen", "full", "sum"):
                 raise ValueError(f"normalize must be 'seen', 'full' or 'sum', not {normalize!r}")
-            kind = as_kind(_check_dtype(dtype) if window is None else window)
-            places = as_devices(device, devices)
-            super().__init__(dim, damping, _check_dtype(dtype), places[0])
+            if dtype not in ANSWER_DTYPES:
+                raise ValueError(f"dtype must be one of {', '.join(map(str, ANSWER_DTYPES))}, not {dtype!r}")
+            kind, places = as_kind(dtype if window is None else window), as_devices(device, devices)
+            super().__init__(dim, damping, dtype, places[0])
             self._rows = build_rows(kind, num_grads, dim, places)
         self._capacity = num_grads
         self._normalize = normalize
@@ -90,7 +91,6 @@ class DynamicInverseFisher(InverseFisher):
 
     @property
     def num_grads(self) -> int:
-        """m, the capacity of the window."""
         return self._capacity
 
     @property
@@ -116,33 +116,22 @@ class DynamicInverseFisher(InverseFisher):
 
     @torch.no_grad()
     def replace(self, k: int, g: Float[Tensor, " d"]) -> None:
-        """Replaces row k, which must exist, by g; the order of later updates stays the same.
-
-        Raises:
-            IndexError: there is no row k.
-            ValueError, RuntimeError: as for `update`.
-        """
+        """Replaces row k by g; the order of later updates stays the same. Raises as `update` does, and IndexError."""
         if not 0 <= k < self.num_seen:
             raise IndexError(f"there is no row {k} to be replaced: the window holds {self.num_seen} (add with update)")
         self._exchange(k, g)
 
     @torch.no_grad()
     def update_and_apply(self, g: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
-        """`update(g)`, then F⁻¹ of the row as stored: k Gᵀ S⁻¹ e, the push-through form.
-
-        Raises:
-            ValueError, RuntimeError: as for `update`.
-        """
+        """`update(g)`, then F⁻¹ of the row as stored: k Gᵀ S⁻¹ e, the push-through form. Raises as `update` does."""
         k = self._updates % self._capacity
-        self._exchange(k, g)
-        self._updates += 1
+        self.update(g)
         if self._inverse.inverse is None:  # else the update has judged already
             self._inverse.settle()
             self._judge(self._inverse.sensitivity(k))
         self._inverse.settle()
-        dtype = self._update_dtype(g.dtype)
         coefficients = self._inverse.column(k, self._divisor(self.num_seen))
-        step = self._rows.combine(coefficients, dtype)
+        step = self._rows.combine(coefficients, self._update_dtype(g.dtype))
         return step if step.dtype == g.dtype else step.to(g.dtype)
 
     @torch.no_grad()
@@ -150,7 +139,6 @@ class DynamicInverseFisher(InverseFisher):
         """Appends `extra` weights, whose gradients so far are zero.
 
         Raises:
-            ValueError: `extra` is not a positive int.
             MemoryError: the wider window does not fit beside the present one.
         """
         _check_count("extra", extra)
@@ -160,8 +148,7 @@ class DynamicInverseFisher(InverseFisher):
 
     @property
     def rows(self) -> Float[Tensor, "m d"]:
-        """G as stored, with zeros in rows that are still empty: the window's own memory, or, of compressed rows, a new
-        float32 matrix."""
+        """G as stored, with zeros in empty rows: the window's own memory; of compressed rows a new float32 matrix."""
         return self._rows.dense()
 
     @property
@@ -179,8 +166,8 @@ class DynamicInverseFisher(InverseFisher):
     def logdet(self) -> Float[Tensor, ""]:
         """log det F⁻¹ over the weights of all ranks, in float64."""
         if self.num_seen == 0:
-            weights = torch.tensor(self._ranks.total(self._dim), dtype=torch.float64, device=self.device)
-            return -weights * math.log(self.damping)
+            value = -self._ranks.total(self._dim) * math.log(self.damping)
+            return torch.tensor(value, dtype=torch.float64, device=self.device)
         return self._frozen().logdet()
 
     def to_dense(self) -> Float[Tensor, "d d"]:
@@ -226,7 +213,12 @@ class DynamicInverseFisher(InverseFisher):
             ValueError: the state is of another window, its rows do not match its products, or they have numbers that
                 this storage cannot hold. Nothing has changed.
         """
-        _check_state(state, {"num_grads": self._capacity, "dim": self._dim, "normalize": self._normalize})
+        for name, value in {"num_grads": self._capacity, "dim": self._dim, "normalize": self._normalize}.items():
+            if state.get(name) != value:
+                raise ValueError(
+                    f"the state was saved with {name}={state.get(name)!r}, this window has {name}={value!r}; build the "
+                    "operator with the saved value"
+                )
         saved, n = saved_rows(state["rows"]), int(state["num_seen"])
         _check_products(self._ranks, saved, state["gram"].diagonal()[:n].to(self.device))
         with self._ranks.together("loading the rows"):
@@ -256,30 +248,24 @@ class DynamicInverseFisher(InverseFisher):
         column = self._rows.project(n, stored.dense, dtype)
         column[k] = _squared_norm(stored.dense, dtype)
         self._ranks.sum_(column)
-        square, drift, sensitivity = self._inverse.stage(k, column, self._divisor(n) * self.damping)
-        if not square < float("inf"):
-            self._inverse.rollback()
+        square, sensitivity = self._inverse.replace(k, column, self._divisor(n) * self.damping)
+        if not square < math.inf:
             raise NonFiniteGradientError(
                 f"the gradient is not finite (its squared norm in {self._rows.kind.name} is {square}) and would spoil "
                 f"the window for {self._capacity} updates; the window is unchanged: skip this step, or lower the "
                 "learning rate"
             )
-        self._inverse.commit(drift, sensitivity)
         self._rows.write(k, stored)
         self._snapshot = None
-        if dtype == torch.float32:
-            self._rough.add(k)
-        else:
-            self._rough.discard(k)
+        (self._rough.add if dtype == torch.float32 else self._rough.discard)(k)
         if sensitivity:
             self._judge(sensitivity)
 
     def _update_dtype(self, vector: torch.dtype) -> torch.dtype:
         """The dtype of products that only enter the push-through form."""
         if self._precision != "auto":
-            return torch.float64 if self._precision == "float64" else torch.float32
-        needs = self._sensitive or torch.float64 in (vector, self.dtype)
-        return torch.float64 if needs else torch.float32
+            return DTYPES[self._precision]
+        return torch.float64 if self._sensitive or torch.float64 in (vector, self.dtype) else torch.float32
 
     def _judge(self, sensitivity: float) -> None:
         """Switches to float64 where steps have become too sensitive for float32, and back when that is over."""
@@ -304,9 +290,8 @@ class DynamicInverseFisher(InverseFisher):
     def _exact_dtype(self) -> torch.dtype:
         """The dtype that products with any vector need; brings the m x m matrix to the same accuracy."""
         if self._precision != "auto":
-            return torch.float64 if self._precision == "float64" else torch.float32
-        K, shift = self._inverse.K, self._inverse.shift
-        if torch.float64 not in (self.dtype, self._rows.dtype) and float32_holds(K, shift):
+            return DTYPES[self._precision]
+        if torch.float64 not in (self.dtype, self._rows.dtype) and float32_holds(self._inverse.K, self._inverse.shift):
             return torch.float32
         if self._rough:
             self._polish()
@@ -350,12 +335,10 @@ class DynamicInverseFisher(InverseFisher):
         if self._snapshot is None:
             n, dtype = self.num_seen, self._exact_dtype()
             weights = torch.full((n,), 1 / self._divisor(n), dtype=torch.float64, device=self.device)
-            run, columns = Run(0, self._dim, 1), max(1, WIDE_PIECE // n)
-            gram = self._inverse.K[None, :n, :n]
-            pages = self._rows.pages(n)
-            self._snapshot = DualBlocks(
-                run, pages, weights, self.damping, columns, dtype, False, gram, ranks=self._ranks
-            )
+            reduce = self._ranks.sum_ if self._ranks.size > 1 else None
+            precision: Precision = "float64" if dtype == torch.float64 else "float32"
+            run, pages = Run(0, self._dim, 1), self._rows.pages(n)
+            self._snapshot = DualBlocks(run, pages, self.damping, precision, weights, self.gram[None], reduce=reduce)
         return self._snapshot
 
     def _check_gradient(self, g: Tensor) -> None:
@@ -380,12 +363,6 @@ def _check_count(name: str, value: int) -> None:
         raise ValueError(f"{name} must be a positive int, not {value!r}")
 
 
-def _check_dtype(dtype: torch.dtype) -> torch.dtype:
-    if dtype not in ANSWER_DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(map(str, ANSWER_DTYPES))}, not {dtype!r}")
-    return dtype
-
-
 def _check_products(ranks: Ranks, saved: SavedRows, squares: Float[Tensor, " n"]) -> None:
     """Refuses rows whose squared norms are not those on the diagonal of the saved Gram matrix."""
     norms = torch.zeros_like(squares)  # not a list: small tensors between large ones that are freed break up the heap
@@ -397,12 +374,3 @@ def _check_products(ranks: Ranks, saved: SavedRows, squares: Float[Tensor, " n"]
             "the saved rows do not match the saved products: the window was updated after state_dict(), whose rows are "
             f"its own memory{piece}; save the state, or deep-copy it, before the next update"
         )
-
-
-def _check_state(state: dict[str, Any], expected: dict[str, Any]) -> None:
-    for name, value in expected.items():
-        if state.get(name) != value:
-            raise ValueError(
-                f"the state was saved with {name}={state.get(name)!r}, this window has {name}={value!r}; build the "
-                "operator with the saved value"
-            )

@@ -5,7 +5,6 @@ takes a fifth of torch's time for each; the formulas are the same for tensors an
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,17 +24,6 @@ LEAST_REFRESH = 64
 SMALL = 96  # up to this m updates are made in numpy: 16 % of a step at m = 64, d = 25,000, and 43 % at d = 5,000
 
 Array = TypeVar("Array", Tensor, np.ndarray)
-
-
-@dataclass
-class _Staged:
-    """What `rollback` needs, and S⁻¹e_k, which `stage` had to compute anyway; arrays where updates are in numpy."""
-
-    k: int
-    size: int
-    shift: float
-    old: Any
-    refined: Any = None
 
 
 class SlidingInverse:
@@ -61,7 +49,6 @@ class SlidingInverse:
         self._spare: Tensor | None = None
         self._L: Tensor | None = None
         self._column: tuple[int, Any] | None = None
-        self._staged: _Staged | None = None
 
     @property
     def inverse(self) -> Float[Tensor, "m m"] | None:
@@ -87,49 +74,38 @@ class SlidingInverse:
         self.shift = self.shift if shift is None else shift
         self._P = self._L = self._column = None
 
-    def stage(self, k: int, column: Float[Tensor, " n"], shift: float) -> tuple[float, float, float]:
-        """Puts `column` (products of the new row k with all n rows) into K, until `commit` or `rollback`.
+    def replace(self, k: int, column: Float[Tensor, " n"], shift: float) -> tuple[float, float]:
+        """Puts `column` (products of the new row k with all n rows) into K, unless the new row is not finite.
 
-        `column` is overwritten.
+        `column` is overwritten. The updated inverse is kept unless it has drifted or is due to be recomputed.
 
         Returns:
-            What decides between the two: the squared norm of the new row, the drift of the updated inverse, and the
-            sensitivity of S⁻¹e_k (both zero where no inverse is held). It costs one host sync.
+            The squared norm of the new row, and the sensitivity of S⁻¹e_k (zero where no inverse was held). It costs
+            one host sync.
         """
         K, products = self._array(self.K), self._array(column)
         n = len(products)
-        old = K[k, :n].copy() if self._in_numpy else K[k, :n].clone()
-        staged = self._staged = _Staged(k, self.size, self.shift, old)
-        steady = n == self.size == len(K) and shift == self.shift
+        old = K[k, :n] + 0
         K[k, :n] = products
         K[:n, k] = products
-        self.size, self.shift = n, shift
-        if self._P is None or not steady:
-            return float(products[k]), 0.0, 0.0
-        products[k] = 0
-        return self._update(staged, K, products)
-
-    def commit(self, drift: float, sensitivity: float) -> None:
-        """Keeps what was staged, with the updated inverse unless that has drifted or is due to be recomputed."""
-        assert self._staged is not None
-        staged, self._staged = self._staged, None
+        if self._P is not None and n == self.size == len(K) and shift == self.shift:
+            products[k] = 0
+            square, drift, grown, refined = self._update(k, K, products)
+        else:
+            square, drift, grown, refined = float(products[k]), math.nan, 0.0, None
+        if not square < math.inf:
+            K[k, :n] = old
+            K[:n, k] = old
+            return square, 0.0
+        self.size, self.shift, self.age = n, shift, self.age + 1
         self._L = self._column = None
-        self.age += 1
-        trusted = drift <= DRIFT_LIMIT and drift**2 * sensitivity <= STEP_ERROR  # False for NaN
-        if staged.refined is not None and trusted and self.age < self._lifetime:
+        trusted = drift <= DRIFT_LIMIT and drift**2 * grown <= STEP_ERROR  # False for NaN
+        if trusted and self.age < self._lifetime:
             self._P, self._spare = self._spare, self._P
-            self._column = (staged.k, staged.refined)
+            self._column = (k, refined)
         else:
             self._P = None
-
-    def rollback(self) -> None:
-        """Restores K as it was before `stage`."""
-        assert self._staged is not None
-        staged, self._staged = self._staged, None
-        n, K = len(staged.old), self._array(self.K)
-        K[staged.k, :n] = staged.old
-        K[:n, staged.k] = staged.old
-        self.size, self.shift = staged.size, staged.shift
+        return square, grown
 
     def factor(self) -> Float[Tensor, "n n"]:
         """L with L Lᵀ = S, remembered until S changes."""
@@ -175,25 +151,29 @@ class SlidingInverse:
         unit[k] = factor
         return self.solve(unit)
 
-    def _update(self, staged: _Staged, K: Any, others: Any) -> tuple[float, float, float]:
-        """Computes the updated inverse in the spare memory, and S⁻¹e_k from it; returns what `stage` does."""
+    def _update(self, k: int, K: Any, others: Any) -> tuple[float, float, float, Any]:
+        """Computes the updated inverse in the spare memory.
+
+        Returns:
+            K_kk, the drift of the new inverse, the sensitivity of S⁻¹e_k, and S⁻¹e_k itself.
+        """
         assert self._P is not None
         if self._spare is None:
             self._spare = torch.empty_like(self._P)
         P, updated = self._array(self._P), self._array(self._spare)
         with np.errstate(all="ignore"):  # the caller checks for non-finite values
-            replace(P, staged.k, others, K[staged.k, staged.k] + self.shift, out=updated)
-            staged.refined, figures = examine(K, updated, staged.k, self.shift)
+            replace_row(P, k, others, K[k, k] + self.shift, out=updated)
+            refined, figures = examine(K, updated, k, self.shift)
         square, drifted, whole, collinearity, terms, total = figures
         drift = math.sqrt(drifted / whole) if whole > 0 else math.nan
-        return square, drift, sensitivity(collinearity, terms, total)
+        return square, drift, sensitivity(collinearity, terms, total), refined
 
     def _array(self, tensor: Tensor) -> Any:
         """What updates are computed with: the tensor, or its memory as an array."""
         return tensor.numpy() if self._in_numpy else tensor
 
 
-def replace(P: Array, k: int, others: Array, corner: Array, out: Array) -> None:
+def replace_row(P: Array, k: int, others: Array, corner: Array, out: Array) -> None:
     """S⁻¹ [m, m] after row and column k of S were replaced: a symmetric rank-2 change, O(m²).
 
     Row k is taken out of P (P − q qᵀ/π, q = P e_k, π = q_k) and put back with its new entries (+ u uᵀ/σ): one product

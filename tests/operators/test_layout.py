@@ -86,8 +86,8 @@ def test_masks_by_parameter_and_masks_that_keep_everything():
 @pytest.mark.parametrize(
     ("masks", "message"),
     [
-        ({"nothing": torch.ones(1).bool()}, "'nothing' is not a parameter of the model; it has 0.weight"),
-        ({torch.zeros(3): torch.ones(3).bool()}, r"a tensor of shape \(3,\) is not a parameter"),
+        ({"nothing": torch.ones(1).bool()}, "'nothing' matches no parameter of the model; it has 0.weight"),
+        ({torch.zeros(3): torch.ones(3).bool()}, r"a tensor of shape \(3,\) matches no parameter"),
         ({"0.bias": torch.ones(7)}, r"'0.bias' needs a bool tensor of shape \(7,\) .*torch.float32"),
         ({"0.bias": torch.ones(6).bool()}, r"this one is torch.bool of shape \(6,\)"),
         ({"0.bias": torch.zeros(7).bool()}, "the masks keep no coordinate at all"),

@@ -44,12 +44,15 @@ OTHERS = {
     ),
     "mask": (
         lambda model: masked(model.parameters(), masks={model[0].weight: mask_of(model[0].weight) | True}),
-        "saved with a mask of parameter 0; build the optimizer that way",
+        "saved with another mask of parameter 0; build the optimizer with the same masks",
     ),
     "groups": (lambda model: mfac(groups_of(1, 1)), r"groups of \[1, 1\] parameters, .* has groups of \[4\]; build it"),
     "fewer": (lambda model: mfac(groups_of(3)), r"groups of \[3\] parameters, and this optimizer has groups of \[4\]"),
-    "SGD": (lambda model: torch.optim.SGD(model.parameters(), momentum=0.9), "not a state of MFAC: it has no window"),
-    "Adam": (lambda model: torch.optim.Adam(model.parameters()), "not a state of MFAC.*saved by another optimizer"),
+    "SGD": (lambda model: torch.optim.SGD(model.parameters(), momentum=0.9), "this state has no window"),
+    "Adam": (
+        lambda model: torch.optim.Adam(model.parameters()),
+        "this state has no window.*another optimizer saved it",
+    ),
 }
 
 
@@ -77,7 +80,7 @@ def test_names_in_another_order_are_refused():
     square = [nn.Parameter(torch.randn(3)) for _ in range(2)]
     state = mfac([("a", square[0]), ("b", square[1])]).state_dict()
     with pytest.raises(
-        ValueError, match="saved with 'a' where this optimizer has 'b'; give the parameters in the order"
+        ValueError, match="saved with 'a' where this optimizer has 'b'; pass the parameters in the order"
     ):
         mfac([("b", square[1]), ("a", square[0])]).load_state_dict(state)
     mfac(square).load_state_dict(state)  # without names there is nothing to compare
@@ -86,9 +89,9 @@ def test_names_in_another_order_are_refused():
 @pytest.mark.parametrize(
     ("there", "here", "words"),
     [
-        (True, False, "saved with a mask of 0.weight; build the optimizer that way"),
-        (False, True, "saved without a mask of 0.weight; build the optimizer that way"),
-        (True, None, "saved with another mask of 0.weight; build the optimizer with that one"),
+        (True, False, "saved with another mask of 0.weight; build the optimizer with the same masks"),
+        (False, True, "saved with no mask of 0.weight; build the optimizer with the same masks"),
+        (True, None, "saved with another mask of 0.weight; build the optimizer with the same masks"),
     ],
 )
 def test_masks_that_differ_are_refused(there, here, words):
@@ -110,5 +113,5 @@ def test_masks_that_differ_are_refused(there, here, words):
 
 @pytest.mark.parametrize("state", [{}, {"state": {}, "param_groups": []}, {"state": {0: {"rows": torch.ones(2, 2)}}}])
 def test_what_is_no_state_at_all_is_refused(state):
-    with pytest.raises(ValueError, match="not a state of MFAC: it has no window of gradients"):
+    with pytest.raises(ValueError, match="this state has no window of gradients"):
         trained_by_name(mfac, 1)[1].load_state_dict(state)

@@ -48,9 +48,11 @@ def test_a_preconditioner_saved_and_loaded_goes_on_bit_for_bit(steps):
 def test_a_preconditioner_refuses_the_state_of_something_else():
     model, optimizer = trained_by_name(mfac, 3)
     preconditioner = MFACPreconditioner(model.parameters(), 5)
-    with pytest.raises(ValueError, match="not a state of MFACPreconditioner: it has no window; was it saved by an opt"):
+    with pytest.raises(
+        ValueError, match="not a state of MFACPreconditioner: it has no window; did an optimizer save it"
+    ):
         preconditioner.load_state_dict(optimizer.state_dict())
-    with pytest.raises(ValueError, match="not a state of MFAC: it has no window"):
+    with pytest.raises(ValueError, match="this state has no window"):
         optimizer.load_state_dict(preconditioner.state_dict())
     with pytest.raises(ValueError, match="the state is of 1 parameters, and there are 4 here"):
         preconditioner.load_state_dict(MFACPreconditioner([model[0].weight], 5).state_dict())
@@ -89,10 +91,3 @@ def test_a_preconditioner_keeps_what_is_none_and_takes_groups():
     for parameter, gradient, old in zip(model.parameters(), before, copies, strict=True):
         assert parameter.grad is gradient  # in place
         assert gradient is None or not torch.equal(gradient, old)
-
-
-def test_what_is_no_list_of_parameters_is_refused_by_the_preconditioner():
-    with pytest.raises(TypeError, match="an iterable of Tensors or dicts"):
-        MFACPreconditioner(network()[0].weight)
-    with pytest.raises(ValueError, match="empty parameter list"):
-        MFACPreconditioner([])

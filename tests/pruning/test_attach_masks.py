@@ -264,10 +264,10 @@ def refusals():
         {"0.weigth": mask},
         True,
         True,
-        "'0.weigth' is not a parameter of the model; did you mean '0.weight'",
+        "'0.weigth' matches no parameter of the model; did you mean '0.weight'",
     )
     yield "no such name", {"zzz": mask}, True, True, "it has 0.weight, 0.bias, 2.weight, 2.bias"
-    yield "name, in optimizer", {"zzz": mask}, False, True, "is not a parameter of the optimizer; it has"
+    yield "name, in optimizer", {"zzz": mask}, False, True, "matches no parameter of the optimizer; it has"
     yield (
         "no names",
         {"0.weight": mask},
@@ -280,7 +280,7 @@ def refusals():
         {"0.weight": mask.T},
         True,
         True,
-        r"'0.weight' needs a bool tensor of shape \(7, 5\) .* has shape \(5, 7\)",
+        r"'0.weight' needs a bool tensor of shape \(7, 5\) .* of shape \(5, 7\)",
     )
     yield "no tensor", {"0.weight": [1]}, True, True, "this one is a list"
     yield "values", {"0.weight": 2 * mask.float()}, True, True, "True or 1 for kept and False or 0 for removed"
@@ -289,7 +289,7 @@ def refusals():
         {nn.Parameter(torch.ones(7, 5)): mask},
         False,
         True,
-        r"shape \(7, 5\) is not a parameter of the opt",
+        r"shape \(7, 5\) matches no parameter of the opt",
     )
 
 

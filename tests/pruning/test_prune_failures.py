@@ -34,7 +34,7 @@ BAD = [
     ({"sparsity": {"0.wieght": 0.5}}, "targets: '0.wieght' matches no parameter of the model; did you mean '0.weight'"),
     ({"sparsity": {"0.weight": 0.5}, "targets": "2.weight"}, "leave targets out"),
     ({"targets": "nothing.like.it"}, "matches no parameter of the model; it has 0.weight"),
-    ({"targets": [3]}, "takes names and 're:...' patterns, not int"),
+    ({"targets": [3]}, "takes names, 're:...' patterns and tensors, not int"),
     ({"ignore": "re:."}, "there is nothing to prune"),
     ({"update": "exact"}, "update must be one of 'joint', 'obs', 'none', not 'exact'"),
     ({"scope": "row"}, "scope must be one of 'global', 'layer', not 'row'"),
@@ -61,7 +61,7 @@ BAD = [
     ({"damping": "auto", "rows_dir": "."}, "rows_dir puts them on disk; drop one"),
     ({"bn_batches": []}, "the model has no batch norm"),
     ({"masks": {"0.weight": torch.ones(3)}}, "needs a bool tensor of shape"),
-    ({"masks": {"9.weight": torch.ones(3)}}, "'9.weight' is not a parameter of the model"),
+    ({"masks": {"9.weight": torch.ones(3)}}, "'9.weight' matches no parameter of the model"),
 ]  # fmt: skip
 
 
@@ -198,7 +198,7 @@ def test_batch_norm_that_fails_is_put_back():
 
 
 def test_memory_that_is_not_there(monkeypatch):
-    monkeypatch.setattr("mfac.gradients.row_sinks.available_memory", lambda device: 100)
+    monkeypatch.setattr("mfac.gradients.collect.available_memory", lambda device: 100)
     with pytest.raises(MemoryError, match="for prune the way to disk is rows_dir"):
         quick(mlp(), 0.5)
 
@@ -213,5 +213,5 @@ def test_a_bare_criterion_is_explained():
 def test_targets_on_several_devices_are_refused():
     case = mlp()
     case.model[2].to("meta")
-    with pytest.raises(ValueError, match="the targets lie on cpu, meta; prune needs them on one device"):
+    with pytest.raises(ValueError, match="the targets are on cpu, meta; prune needs them on one device"):
         quick(case, 0.5)

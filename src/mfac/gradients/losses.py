@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from mfac.gradients.batches import Batch
 from mfac.gradients.labels import Noise, draw_classes, draw_normal, draw_targets
 
+LossFn = Callable[[Any, Any], Tensor]
 SampleFn = Callable[[Any, Any], Any]
 Draw = Callable[[Any, Any, Noise], Any]
 OutputFn = Callable[[Any, Any], Tensor]

@@ -1,12 +1,14 @@
 """The model and the random state, left exactly as they were found."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from mfac.gradients.batches import Batch
 
 
 @contextmanager
@@ -46,6 +48,27 @@ def _random_state(devices: list[torch.device]) -> Iterator[None]:
         torch.set_rng_state(cpu)
         for device, state in states:
             torch.get_device_module(device).set_rng_state(state, device)
+
+
+def set_seed(seed: int, device: torch.device) -> None:
+    """Sets torch's random state on the CPU and on `device`."""
+    torch.default_generator.manual_seed(seed)
+    if device.type not in ("cpu", "meta"):
+        module = torch.get_device_module(device)
+        with module.device(device):
+            module.manual_seed(seed)
+
+
+def with_own_random_state(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
+    """The batches; what is drawn at random for them continues as if no seed had been set in between."""
+    module = None if device.type in ("cpu", "meta") else torch.get_device_module(device)
+    for batch in batches:
+        here = torch.get_rng_state()
+        there = None if module is None else module.get_rng_state(device)
+        yield batch
+        torch.set_rng_state(here)
+        if module is not None:
+            module.set_rng_state(there, device)
 
 
 def _devices(model: nn.Module) -> list[torch.device]:

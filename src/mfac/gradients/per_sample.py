@@ -1,143 +1,210 @@
-"""One gradient a sample: the forward pass mapped over a chunk of samples, one backward, rows filled in place.
+"""One gradient per sample: the forward pass mapped over a chunk of samples, then one backward pass.
 
 `vmap` hands the loss function one sample at a time (a batch of one), so any loss works as it is. The parameters of
-linear, embedding, convolution and recurrent layers are caught on the way (`interception`); every other parameter is
-repeated c times, which is cheap for the small ones that are left, and differentiated as c separate copies.
+linear, embedding and convolution layers are caught on the way (`layers`); every other parameter is repeated c times and
+differentiated as c separate copies, which is cheap for the small ones that are left.
 """
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from mfac.gradients.batches import Batch, sample_tensors, with_sample_tensors
-from mfac.gradients.engine import Engine
-from mfac.gradients.interception import BranchError, Interception
-from mfac.gradients.one_batch import Filled, LossFn, scalar_loss
-from mfac.gradients.row_products import RowProducts
-from mfac.gradients.weight_gradients import RowWriter
-from mfac.gradients.weight_uses import first_with_hook
+from mfac.gradients.layers import BranchError, Interception, Rows, Use
+from mfac.gradients.losses import LossFn
 from mfac.layout import ParameterLayout
+from mfac.memory import available_memory
+
+ACTIVATION_BYTES = 96 * 2**20
+STAGING_BYTES = 256 * 2**20
+FIRST_CHUNK, LARGEST_CHUNK, LOOP_CHUNK = 8, 128, 16
+
+
+class Plan(NamedTuple):
+    """How samples become rows: "vmap" or "loop", and the lengths of the first chunk and of the others.
+
+    Rounding may differ between methods and lengths, so a resumed run follows the plan that it began with.
+    """
+
+    method: str
+    first: int
+    others: int
 
 
 class MappedGradients:
-    """Fills rows with the gradients of the samples of a chunk.
+    """Fills rows with the gradients of a chunk of samples, unless its `plan` is to loop over them.
 
     Args:
         model: in eval mode.
         loss_fn: (model, batch) -> scalar.
-        layout: the parameters; rows are those of the layout without its masks.
+        layout: the parameters.
+        method: "vmap", "loop", or "auto": vmap, unless chunks are small and layers other than linear and embedding
+            ones have matrices.
+        chunk_size: samples in a chunk; None: as many as fit a fixed amount of memory.
+        plan: that of the run being resumed.
     """
 
-    def __init__(self, model: nn.Module, loss_fn: LossFn, layout: ParameterLayout):
-        self.layout = layout
-        self.bytes_per_sample = 0
-        self._bound = _Bound(model, loss_fn)
-        self._products = RowProducts()
-        self._engine = Engine()
-        self._hooked = first_with_hook(model, layout)
-        self._has_recurrent = any(isinstance(module, nn.RNNBase | nn.RNNCellBase) for module in model.modules())
-        # Matrices, and biases of layers that are caught, are repeated only if a use turns out not to be caught.
-        biases = {id(bias) for module in model.modules() for bias in _biases(module)}
-        self._repeated = {id(p) for p in layout.tensors if p.ndim < 2 and id(p) not in biases}
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether all the work is in linear and embedding layers that were caught: mapping is surely faster then."""
-        matrices = [p for p in self.layout.tensors if p.ndim > 1]
-        return not self._has_recurrent and all(p.ndim == 2 and id(p) not in self._repeated for p in matrices)
-
-    def fill(
+    def __init__(
         self,
-        batch: Batch,
-        rows: Float[Tensor, "n d"],
-        zeroed: bool = False,
-        index: Int[Tensor, "c"] | None = None,
-    ) -> Filled:
-        """Writes the gradient of sample i into row i (row index[i], if given).
+        model: nn.Module,
+        loss_fn: LossFn,
+        layout: ParameterLayout,
+        method: str,
+        chunk_size: int | None,
+        plan: Plan | None,
+    ):
+        self.layout, self.method, self.chunk_size, self.plan = layout, method, chunk_size, plan
+        self._bound = _Bound(model, loss_fn)
+        self._hooked = _first_with_hook(model, layout)
+        self._slots = {id(p): slot for p, slot in zip(layout.tensors, layout.full_slots, strict=True)}
+        # Matrices, and biases of layers that are caught, are repeated only if a use turns out not to be caught.
+        biases = {id(bias) for module in model.modules() if (bias := _bias(module)) is not None}
+        self._repeated = {id(p) for p in layout.tensors if p.ndim < 2 and id(p) not in biases}
+        self._staging = torch.empty(0, layout.full_dim, dtype=layout.dtype, device=layout.device)
+        self._sample_bytes = 0
+        self._warned = False
+
+    def chunk_length(self, row: int) -> int:
+        """How many samples the chunk that starts at this row has."""
+        if self.plan is not None:
+            return self.plan.first if row == 0 else self.plan.others
+        return self.chunk_size or self._fitting(FIRST_CHUNK)
+
+    def fill(self, batch: Batch, out: Tensor, zeroed: bool) -> tuple[list[float], bool] | None:
+        """The losses, and whether losses and rows are surely finite; None where samples are to be taken one by one.
 
         Raises:
             Exception: whatever an operation that cannot be mapped raises.
         """
+        first = self.plan is None
+        if self.plan is None:
+            length = self.chunk_size or len(out)
+            self.plan = Plan("loop", length, self.chunk_size or self._fitting(LOOP_CHUNK))
+            if self.method == "loop" or length == 1:
+                return None
+        elif self.plan.method == "loop":
+            return None
+        layout = self.layout
+        direct = not layout.masked and (out.dtype, out.device) == (layout.dtype, layout.device)
+        if not direct and len(self._staging) < len(out):
+            self._staging = self._staging.new_empty(len(out), layout.full_dim)
+        full = out if direct else self._staging[: len(out)]
+        losses, bound = self._fill(batch, full.unbind(), direct and zeroed)
+        if not direct:
+            layout.compress(full, out)
+        if first:
+            others = self.chunk_size or self._others(staged=not (direct and zeroed))
+            if self.method == "auto" and others < FIRST_CHUNK and not self._is_plain:
+                return None
+            self.plan = Plan("vmap", self.plan.first, others)
+        return losses, math.isfinite(sum(losses)) and bound < torch.finfo(out.dtype).max
+
+    def refuse(self, error: Exception) -> None:
+        """Says that the samples were taken one by one, because mapping them raised `error`.
+
+        Raises:
+            ValueError: they were to be mapped.
+        """
+        line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = line if len(line) <= 200 else line[:200] + " ..."
+        if self.method == "vmap":
+            raise ValueError(f'method="vmap" cannot map this model: {reason}; use method="auto"') from error
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"per-sample gradients are taken one by one, because vmap cannot map this model: {reason}", stacklevel=2
+            )
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether all matrices belong to linear and embedding layers that were caught."""
+        return all(p.ndim == 2 and id(p) not in self._repeated for p in self.layout.tensors if p.ndim > 1)
+
+    def _fill(self, batch: Batch, rows: Sequence[Tensor], zeroed: bool) -> tuple[list[float], float]:
+        """Writes the gradient of sample i into rows[i]; the losses, and a bound on the numbers in the rows."""
         if self._hooked is not None:
             raise RuntimeError(f"{self._hooked} has a backward hook, which expects the gradient of one sample")
-        slots = {id(p): slot for p, slot in zip(self.layout.tensors, self.layout.full_slots, strict=True)}
-        writer = RowWriter(rows, slots, zeroed, self._products, index)
-        try:
-            losses, missed = self._attempt(batch, writer)
-        except BranchError as branches:
-            return self._fill_apart(batch, writer, branches.taken)
-        if not missed:
-            *values, bound = torch.cat([losses, writer.bound.reshape(1)]).tolist()
-            return Filled(values, math.isfinite(sum(values)) and bound < torch.finfo(rows.dtype).max)
-        self._repeated |= missed
-        return self.fill(batch, rows, index=index)
+        while True:
+            writer = Rows(rows, self._slots, zeroed)
+            try:
+                losses, missed = self._attempt(batch, writer)
+            except BranchError as branches:
+                return self._fill_apart(batch, rows, zeroed, branches.taken)
+            if not missed:
+                *values, bound = torch.cat([losses, writer.bound.reshape(1)]).tolist()
+                return values, bound
+            self._repeated |= missed
 
-    def _attempt(self, batch: Batch, writer: RowWriter) -> tuple[Tensor, set[int]]:
+    def _fill_apart(
+        self, batch: Batch, rows: Sequence[Tensor], zeroed: bool, taken: Tensor
+    ) -> tuple[list[float], float]:
+        """The samples that take a branch, and those that do not, as chunks of their own."""
+        losses, bounds = [0.0] * len(rows), []
+        for part in (taken.nonzero().squeeze(1), (~taken).nonzero().squeeze(1)):
+            samples = with_sample_tensors(batch, [tensor.index_select(0, part) for tensor in sample_tensors(batch)])
+            at = part.tolist()
+            values, bound = self._fill(samples, [rows[i] for i in at], zeroed)
+            bounds.append(bound)
+            for i, value in zip(at, values, strict=True):
+                losses[i] = value
+        return losses, sum(bounds)
+
+    def _attempt(self, batch: Batch, writer: Rows) -> tuple[Tensor, set[int]]:
         """The losses, and the ids of the parameters that are also used in a way that is not caught.
 
         Raises:
             RuntimeError: a parameter is used where its copies cannot be put.
         """
-        layout, c = self.layout, writer.count
-        caught = [p for p in layout.tensors if id(p) not in self._repeated]
-        repeated = {name: p for name, p in zip(layout.names, layout.tensors, strict=True) if id(p) in self._repeated}
-        anchor = torch.zeros((), device=writer.rows.device, requires_grad=True)
+        named = list(zip(self.layout.names, self.layout.tensors, strict=True))
+        caught = [p for _, p in named if id(p) not in self._repeated]
+        repeated = {name: p for name, p in named if id(p) in self._repeated}
+        c = len(writer.rows)
         copies = {f"model.{name}": p.detach().expand(c, *p.shape).requires_grad_() for name, p in repeated.items()}
+        uses: list[Use] = []
         with self._counting(c):
-            losses = self._losses(batch, writer, set(map(id, caught)), anchor, copies)
-        inputs = (anchor, *copies.values(), *caught, *repeated.values())
-        writer.open = True
-        grads = iter(self._engine.gradients(losses.sum(), inputs)[1:])
-        for p, grad in zip(repeated.values(), islice(grads, len(copies)), strict=True):
-            if grad is not None:
-                writer.add(id(p), grad)
+            losses = self._losses(batch, c, set(map(id, caught)), copies, uses)
+        inputs: Any = (*(use.output for use in uses), *copies.values(), *caught, *repeated.values())
+        grads = iter(torch.autograd.grad(losses.sum(), inputs, allow_unused=True))
+        outputs, of_copies = list(islice(grads, len(uses))), list(islice(grads, len(copies)))
         missed = {id(p) for p, grad in zip(caught, islice(grads, len(caught)), strict=True) if grad is not None}
         for name, grad in zip(repeated, grads, strict=True):
             if grad is not None:
                 raise RuntimeError(f"{name} is used by another reference than the module's own (a list, a closure)")
-        writer.finish()
+        if not missed:
+            with torch.no_grad():
+                for use, dy in zip(reversed(uses), reversed(outputs), strict=True):
+                    if dy is not None:
+                        use.write(writer, use, dy)
+                for p, grad in zip(repeated.values(), of_copies, strict=True):
+                    if grad is not None:
+                        writer.add(id(p), grad)
+                writer.finish()
         return losses.detach(), missed
 
-    def _losses(
-        self, batch: Batch, writer: RowWriter, caught: set[int], anchor: Tensor, copies: dict[str, Tensor]
-    ) -> Float[Tensor, "c"]:
+    def _losses(self, batch: Batch, count: int, caught: set[int], copies: dict[str, Tensor], uses: list[Use]) -> Tensor:
         def loss_of_one(each: Tensor, values: dict[str, Tensor], *leaves: Tensor) -> Tensor:
             single = with_sample_tensors(batch, [leaf.unsqueeze(0) for leaf in leaves])
-            with Interception(writer, caught, each, anchor):
+            with Interception(caught, each, uses):
                 loss: Tensor = functional_call(self._bound, values, (single,))
-            return scalar_loss(loss)
+            return loss
 
-        each = torch.zeros(writer.count, device=writer.rows.device)
+        each = torch.zeros(count, device=self.layout.device)
         with warnings.catch_warnings():
-            # Where an operation has no rule, vmap loops over it alone; whether that pays is measured.
             warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
             losses: Tensor = vmap(loss_of_one, randomness="different")(each, copies, *sample_tensors(batch))
         return losses
 
-    def _fill_apart(self, batch: Batch, writer: RowWriter, taken: Tensor) -> Filled:
-        """The samples that take a branch, and those that do not, as chunks of their own."""
-        losses, is_finite = [0.0] * len(taken), True
-        for side in (taken, ~taken):
-            part = side.nonzero().squeeze(1)
-            index = part if writer.index is None else writer.index[part]
-            samples = with_sample_tensors(batch, [tensor.index_select(0, part) for tensor in sample_tensors(batch)])
-            filled = self.fill(samples, writer.rows, writer.zeroed, index)
-            for position, loss in zip(part.tolist(), filled.losses, strict=True):
-                losses[position] = loss
-            is_finite &= filled.is_finite
-        return Filled(losses, is_finite)
-
     @contextmanager
     def _counting(self, count: int) -> Iterator[None]:
-        """Measures, the first time, how much memory the forward pass keeps for the backward, a sample."""
-        if self.bytes_per_sample:
+        """Measures, the first time, how much memory the forward pass keeps for each sample."""
+        if self._sample_bytes:
             yield
             return
         kept: dict[int, int] = {}
@@ -150,15 +217,22 @@ class MappedGradients:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             yield
         weights = {p.untyped_storage().data_ptr() for p in self._bound.parameters()}
-        self.bytes_per_sample = sum(size for key, size in kept.items() if key not in weights) // count + 1
+        self._sample_bytes = sum(size for key, size in kept.items() if key not in weights) // count + 1
 
+    def _others(self, staged: bool) -> int:
+        """The largest power of two that keeps a chunk's activations, and its rows if staged, in their budgets."""
+        fitting = min(LARGEST_CHUNK, min(ACTIVATION_BYTES, self._budget()) // self._sample_bytes)
+        if staged:
+            fitting = self._fitting(fitting)
+        return 1 << (max(1, fitting).bit_length() - 1)
 
-def _biases(module: nn.Module) -> list[Tensor]:
-    """Those that are added to a product with a matrix of the same module."""
-    if isinstance(module, nn.RNNBase | nn.RNNCellBase):
-        return [p for p in module.parameters(recurse=False) if p.ndim == 1]
-    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-    return [bias] if isinstance(weight, Tensor) and weight.ndim > 1 and isinstance(bias, Tensor) else []
+    def _fitting(self, length: int) -> int:
+        """So many rows, or fewer if they would not fit."""
+        return max(1, min(length, self._budget() // (self.layout.full_dim * self.layout.dtype.itemsize)))
+
+    def _budget(self) -> int:
+        available = available_memory(self.layout.device)
+        return STAGING_BYTES if available is None else max(1, min(STAGING_BYTES, available // 4))
 
 
 class _Bound(nn.Module):
@@ -171,3 +245,21 @@ class _Bound(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         return self._loss_fn[0](self.model, batch)
+
+
+def _bias(module: nn.Module) -> Tensor | None:
+    """The bias that is added to a product with a matrix of the same module."""
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    return bias if isinstance(weight, Tensor) and weight.ndim > 1 and isinstance(bias, Tensor) else None
+
+
+def _first_with_hook(model: nn.Module, layout: ParameterLayout) -> str | None:
+    """The name of a parameter or a module whose gradients go through a hook."""
+    probe = torch.zeros((), requires_grad=True)
+    if nn.Identity()(probe) is not probe:  # hooks of all modules wrap what goes through them
+        return "every module"
+    for name, parameter in zip(layout.names, layout.tensors, strict=True):
+        if parameter._backward_hooks:
+            return name
+    hooked = (name for name, module in model.named_modules() if module._backward_hooks or module._backward_pre_hooks)
+    return next((f"the module {name}" if name else "the model" for name in hooked), None)

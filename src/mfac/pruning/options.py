@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from mfac.columns import ranks_of
 from mfac.gradients.batches import Batch
-from mfac.gradients.collector import Fisher
+from mfac.gradients.collect import Fisher
 from mfac.pruning.patterns import Slices, parse_pattern
 from mfac.pruning.targets import Names
 

@@ -7,8 +7,8 @@ import torch.distributed as dist
 from torch import nn
 
 from mfac.gradients.batches import Batch
-from mfac.gradients.collector import Fisher
-from mfac.gradients.one_batch import LossFn
+from mfac.gradients.collect import Fisher
+from mfac.gradients.losses import LossFn
 from mfac.layout import Masks
 from mfac.pruning.options import PruningOptions, Scope
 from mfac.pruning.result import PruningResult

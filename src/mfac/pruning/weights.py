@@ -1,4 +1,4 @@
-"""The weights that are pruned, their masks, and steps that happen as a whole or not at all."""
+"""The weights that are pruned, their masks, and changes that happen as a whole or not at all."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,10 +11,12 @@ from mfac.layout import Masks, ParameterLayout
 
 
 class MaskedWeights:
-    """The targets and which of their weights are kept; `masks` {name: bool tensor on the weight's device}.
+    """The targets and which of their weights are kept; `masks` is {name: bool tensor on the weight's device}.
+
+    `other_masks` are those given for parameters that are not targets, which are passed through.
 
     Args:
-        model: where the weights live.
+        model: where the weights are.
         targets: {name: parameter}.
         masks: what is removed already; by name or by parameter.
 
@@ -27,12 +29,10 @@ class MaskedWeights:
         self.targets = dict(targets)
         devices = sorted({str(tensor.device) for tensor in targets.values()})
         if len(devices) > 1:
-            raise ValueError(f"the targets lie on {', '.join(devices)}; prune needs them on one device")
+            raise ValueError(f"the targets are on {', '.join(devices)}; prune needs them on one device")
         layout = ParameterLayout(model, list(targets), masks)
-        self.masks = {
-            name: _as_mask(tensor, kept)
-            for name, tensor, kept in zip(layout.names, layout.tensors, layout.kept, strict=True)
-        }
+        kept = layout.unflatten(torch.ones(layout.dim, dtype=torch.bool, device=layout.device))
+        self.masks = {name: mask.clone() for name, mask in kept.items()}
         self.other_masks = {
             key: mask for key, mask in (masks or {}).items() if isinstance(key, str) and key not in self.masks
         }
@@ -43,7 +43,6 @@ class MaskedWeights:
 
     @property
     def sparsity(self) -> float:
-        """The fraction of the weights that is removed."""
         kept = sum(int(mask.sum()) for mask in self.masks.values())
         return 1 - kept / sum(mask.numel() for mask in self.masks.values())
 
@@ -58,7 +57,7 @@ class MaskedWeights:
         return row
 
     def row_of(self, layout: ParameterLayout, values: Mapping[str, Tensor]) -> Tensor:
-        """One value a weight, in the coordinates of the layout."""
+        """One value per weight, in the coordinates of the layout."""
         first = next(iter(values.values()))
         row = torch.empty(layout.dim, dtype=first.dtype, device=layout.device)
         layout.flatten([values[name] for name in layout.names], row)
@@ -66,7 +65,7 @@ class MaskedWeights:
 
     @torch.no_grad()
     def write(self, layout: ParameterLayout, theta: Float[Tensor, " d"], removed: Mapping[str, Tensor]) -> None:
-        """Sets the weights, exactly 0 wherever one was ever removed, and the masks."""
+        """Sets the masks and the weights; removed weights are exactly 0."""
         values = layout.unflatten(theta)
         for name, tensor in self.targets.items():
             mask = self.masks[name] & ~removed[name]
@@ -75,23 +74,15 @@ class MaskedWeights:
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
-        """Weights, masks and the model's buffers as they were, if what happens inside does not come to its end."""
-        weights = [(tensor, tensor.detach().clone()) for tensor in self.targets.values()]
-        buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
+        """Restores weights, masks and the model's buffers if the block inside raises."""
+        tensors = [*self.targets.values(), *self.model.buffers()]
+        saved = [tensor.detach().clone() for tensor in tensors]
         masks = dict(self.masks)
         try:
             yield
         except BaseException:
             with torch.no_grad():
-                for tensor, value in weights + buffers:
+                for tensor, value in zip(tensors, saved, strict=True):
                     tensor.copy_(value)
             self.masks = masks
             raise
-
-
-def _as_mask(tensor: Tensor, kept: Tensor | None) -> Tensor:
-    if kept is None:
-        return torch.ones(tensor.shape, dtype=torch.bool, device=tensor.device)
-    mask = torch.zeros(tensor.numel(), dtype=torch.bool, device=tensor.device)
-    mask[kept] = True
-    return mask.view(tensor.shape)

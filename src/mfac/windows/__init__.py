@@ -2,16 +2,7 @@
 
 from mfac.windows.int8 import Int8
 from mfac.windows.rows import ChosenColumns, SavedRows
-from mfac.windows.storage import (
-    Window,
-    as_devices,
-    as_kind,
-    build_rows,
-    check_memory,
-    check_wider,
-    saved_rows,
-    window_bytes,
-)
+from mfac.windows.storage import Window, as_devices, as_kind, build_rows, check_wider, saved_rows, window_bytes
 from mfac.windows.topk import TopK
 
 __all__ = [
@@ -23,7 +14,6 @@ __all__ = [
     "as_devices",
     "as_kind",
     "build_rows",
-    "check_memory",
     "check_wider",
     "saved_rows",
     "window_bytes",

@@ -9,8 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mfac.pages import Pages
-from mfac.windows.compressed import MadePages
-from mfac.windows.rows import ChosenColumns, Kind, Rows, SavedRows, StoredRow
+from mfac.windows.compressed import MadeColumns
+from mfac.windows.rows import ChosenColumns, Kind, Rows, SavedRows, SideBySide, StoredRow
 
 
 def device_widths(kind: Kind, dim: int, count: int) -> list[int]:
@@ -20,18 +20,6 @@ def device_widths(kind: Kind, dim: int, count: int) -> list[int]:
     if width > block:
         width = -(-width // block) * block
     return [min(width, dim - start) for start in range(0, dim, width)]
-
-
-class SideBySide:
-    """Saved rows that are pieces of the columns, each with its own storage."""
-
-    def __init__(self, pieces: Sequence[SavedRows]):
-        self.pieces = list(pieces)
-        self.kind = self.pieces[0].kind
-
-    def row(self, k: int) -> Float[Tensor, " d"]:
-        rows = [piece.row(k) for piece in self.pieces]
-        return torch.cat([row.to(rows[0].device) for row in rows])
 
 
 class DeviceRows:
@@ -88,7 +76,7 @@ class DeviceRows:
     def pages(self, n: int) -> Pages:
         """Columns are brought to the first device when they are asked for."""
         load, gather = partial(self._columns, n), partial(self._gather, n)
-        return MadePages(load(0, 1), self.shape[1], load, gather)
+        return MadeColumns.pages(self.shape[1], load, gather)
 
     def widened(self, extra: int) -> Rows:
         return DeviceRows([*self.pieces[:-1], self.pieces[-1].widened(extra)], self.devices)

@@ -56,6 +56,7 @@ class Int8:
 
     def build(self, num_grads: int, dim: int, device: torch.device) -> Rows:
         codes = torch.zeros(num_grads, dim, dtype=torch.int8, device=device)
+        native.available(codes)  # compiles now, not in the first step
         return Int8Rows(self, codes, torch.zeros(self.blocks(dim), num_grads, device=device))
 
 
@@ -74,16 +75,14 @@ class Int8Rows(CompressedRows):
         self._codes = codes
         self._scales = scales
         self._written = written  # numbers the draws of stochastic rounding
-        native.prepare(codes)
 
     def compiled(self, dtype: torch.dtype) -> bool:
         return native.available(self._codes)
 
     def encode(self, g: Float[Tensor, " d"]) -> StoredRow:
-        noise = None
-        if self.kind.stochastic:
-            noise = draws(self.shape[1], self.kind.seed, self._written, self._codes.device)
-        codes, scales = quantize(g, self.kind.block, noise)
+        kind, device = self.kind, self._codes.device
+        noise = draws(len(g), kind.seed, self._written, device) if kind.stochastic else None
+        codes, scales = quantize(g, kind.block, noise)
         return StoredRow(self._dequantized(codes, scales), (codes, scales))
 
     def write(self, k: int, stored: StoredRow) -> None:
@@ -91,10 +90,9 @@ class Int8Rows(CompressedRows):
         self._written += 1
 
     def project(self, n: int, x: Float[Tensor, "d *k"], dtype: torch.dtype) -> Float[Tensor, "n *k"]:
-        if x.ndim == 1:
-            compiled = native.project(self._codes, n, x, dtype, self._scales, self.kind.block)
-            if compiled is not None:
-                return compiled
+        scaled = self._scales, self.kind.block
+        if x.ndim == 1 and (compiled := native.project(self._codes, n, x, dtype, *scaled)) is not None:
+            return compiled
         x = x.to(dtype)
         parts = torch.empty(len(self._scales), n, *x.shape[1:], dtype=dtype, device=x.device)
         for index, columns, rows, tile in self._tiles(n, dtype):
@@ -102,10 +100,9 @@ class Int8Rows(CompressedRows):
         return torch.einsum("bn...,bn->n...", parts.double(), self._scales[:, :n].double())
 
     def combine(self, a: Float[Tensor, "n *k"], dtype: torch.dtype) -> Float[Tensor, "d *k"]:
-        if a.ndim == 1:
-            compiled = native.combine(self._codes, a, dtype, self._scales, self.kind.block)
-            if compiled is not None:
-                return compiled
+        scaled = self._scales, self.kind.block
+        if a.ndim == 1 and (compiled := native.combine(self._codes, a, dtype, *scaled)) is not None:
+            return compiled
         out = torch.zeros(self.shape[1], *a.shape[1:], dtype=dtype, device=a.device)
         into = torch.addmv if a.ndim == 1 else torch.addmm
         for index, columns, rows, tile in self._tiles(len(a), dtype):

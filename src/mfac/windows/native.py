@@ -1,8 +1,8 @@
 """Products of stored rows with a vector by compiled code: torch has none that read one dtype and compute in another.
 
-`native.c` is compiled in the background when a window is built that is large enough to pay for it, once per process and
-storage dtype. Without a compiler, a writable temporary folder, or where compiling takes too long, `project` and
-`combine` give None, and torch converts the rows a tile at a time instead.
+`native.c` is compiled when a window is built that is large enough to pay for it, once per process and storage dtype, in
+less than half a second. Without a compiler or a writable temporary folder, or if compiling takes too long, `project`
+and `combine` give None, and torch converts the rows a tile at a time instead.
 """
 
 import ctypes
@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from torch import Tensor
 SOURCE = Path(__file__).with_suffix(".c")
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O3", "-fopenmp-simd", "-shared", "-fPIC")
-SECONDS = 10  # the compiler takes less than one; after that it is given up
+SECONDS = 10  # after that the compiler is given up
 LEAST_NUMBERS = 1 << 24  # of a window: compiling pays within a few hundred steps
 STORED = {torch.bfloat16: "BFLOAT16", torch.float16: "FLOAT16", torch.float32: "FLOAT32", torch.int8: "INT8"}
 REAL = {torch.float32: "float", torch.float64: "double"}
@@ -39,14 +39,8 @@ def allow(allowed: bool) -> None:
     _allowed = bool(allowed)
 
 
-def prepare(numbers: Tensor) -> None:
-    """Starts compiling for these rows, if that pays, so that it is done by the first product."""
-    if _worthwhile(numbers):
-        _compiling(STORED[numbers.dtype])
-
-
 def available(numbers: Tensor) -> bool:
-    """Whether products with these rows are made by compiled code; waits for the compiler."""
+    """Whether compiled code makes the products with these rows; compiles it if that pays and has not been done."""
     return _library(numbers) is not None
 
 
@@ -60,13 +54,7 @@ def project(
 ) -> Float[Tensor, " n"] | None:
     """G x for the first n rows: computed in `dtype`, returned in float64; None where torch has to do it.
 
-    Args:
-        numbers: the rows as stored [m, d].
-        n: how many rows there are.
-        x: the vector.
-        dtype: float32 or float64.
-        scales: what the numbers of a row in a block of columns are multiplied by.
-        block: how many columns share a scale.
+    The rows are `numbers` [m, d], multiplied by `scales` where there are any: one for `block` columns of a row.
     """
     if (library := _library(numbers)) is None:
         return None
@@ -82,7 +70,7 @@ def combine(
     scales: Float[Tensor, "blocks m"] | None = None,
     block: int | None = None,
 ) -> Float[Tensor, " d"] | None:
-    """Gᵀ a over the first len(a) rows, in `dtype`; None where torch has to do it. Arguments as for `project`."""
+    """Gᵀ a over the first len(a) rows, in `dtype`; None where torch has to do it."""
     if (library := _library(numbers)) is None:
         return None
     a, out = a.double().contiguous(), torch.empty(numbers.shape[1], dtype=dtype)
@@ -102,9 +90,10 @@ def _run(
 ) -> None:
     """Computes `out` in as many threads as torch has, each an equal share of whole units."""
     (m, d), at = numbers.shape, None if scales is None else scales.data_ptr()
+    arguments = numbers.data_ptr(), at, m, d, block or d, vector.data_ptr(), n
 
     def work(first: int, last: int) -> None:
-        function(numbers.data_ptr(), at, m, d, block or d, vector.data_ptr(), n, first, last, out.data_ptr())
+        function(*arguments, first, last, out.data_ptr())
 
     units = -(-len(out) // unit)
     threads = min(torch.get_num_threads(), units)
@@ -115,24 +104,13 @@ def _run(
         list(pool.map(work, ends[:-1], ends[1:]))
 
 
-def _worthwhile(numbers: Tensor) -> bool:
-    return _allowed and numbers.device.type == "cpu" and numbers.dtype in STORED and numbers.numel() >= LEAST_NUMBERS
-
-
 def _library(numbers: Tensor) -> ctypes.CDLL | None:
-    return _compiling(STORED[numbers.dtype]).result() if _worthwhile(numbers) else None
+    known = numbers.device.type == "cpu" and numbers.dtype in STORED
+    return _compiled(STORED[numbers.dtype]) if _allowed and known and numbers.numel() >= LEAST_NUMBERS else None
 
 
 @cache
-def _compiling(stored: str) -> "Future[ctypes.CDLL | None]":
-    pool = ThreadPoolExecutor(1)
-    try:
-        return pool.submit(_compile, stored)
-    finally:
-        pool.shutdown(wait=False)
-
-
-def _compile(stored: str) -> ctypes.CDLL | None:
+def _compiled(stored: str) -> ctypes.CDLL | None:
     """The library, of which no file is left; None where it cannot be made."""
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:

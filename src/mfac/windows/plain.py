@@ -9,7 +9,7 @@ from torch import Tensor
 from mfac import products
 from mfac.pages import Pages
 from mfac.windows import native
-from mfac.windows.rows import Pieces, Rows, SavedRows, StoredRow, check_fits
+from mfac.windows.rows import Rows, SavedRows, StoredRow, check_fits
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -28,7 +28,10 @@ class Plain:
         return num_grads * dim * self.dtype.itemsize
 
     def build(self, num_grads: int, dim: int, device: torch.device) -> Rows:
-        return PlainRows(self, torch.zeros(num_grads, dim, dtype=self.dtype, device=device))
+        G = torch.zeros(num_grads, dim, dtype=self.dtype, device=device)
+        if G.numel() >= native.LEAST_NUMBERS:
+            native.available(G)  # compiles now, not in the first step
+        return PlainRows(self, G)
 
 
 class PlainRows:
@@ -38,8 +41,6 @@ class PlainRows:
         self.kind = kind
         self.dtype = G.dtype
         self._G = G
-        if G.numel() >= native.LEAST_NUMBERS:
-            native.prepare(G)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -56,11 +57,11 @@ class PlainRows:
 
     def project(self, n: int, x: Float[Tensor, "d *k"], dtype: torch.dtype) -> Float[Tensor, "n *k"]:
         compiled = native.project(self._G, n, x, dtype) if dtype != self.dtype and x.ndim == 1 else None
-        return products.project(self._first(n), x, dtype) if compiled is None else compiled
+        return products.project(self._G[:n], x, dtype) if compiled is None else compiled
 
     def combine(self, a: Float[Tensor, "n *k"], dtype: torch.dtype) -> Float[Tensor, "d *k"]:
         compiled = native.combine(self._G, a, dtype) if dtype != self.dtype and a.ndim == 1 else None
-        return products.combine(self._first(len(a)), a, dtype) if compiled is None else compiled
+        return products.combine(self._G[: len(a)], a, dtype) if compiled is None else compiled
 
     def gram(self, n: int, dtype: torch.dtype) -> Float[Tensor, "n n"]:
         return products.gram(self._G[:n], dtype)
@@ -84,15 +85,7 @@ class PlainRows:
         converted = saved.kind != self.kind
         if converted:
             check_fits(self, saved, n, self.encode)
-        if isinstance(saved, Pieces):
-            widths = [piece.shape[1] for piece in saved.pieces]
-            for columns, piece in zip(self._G.split(widths, dim=1), saved.pieces, strict=True):
-                columns.copy_(piece)
-            return converted
         self._G[n:] = 0
         for k in range(n):
             self._G[k] = saved.row(k)
         return converted
-
-    def _first(self, n: int) -> Float[Tensor, "n d"]:
-        return self._G if n == self._G.shape[0] else self._G[:n]  # a view takes time too

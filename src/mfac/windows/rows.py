@@ -62,8 +62,7 @@ class Rows(Protocol):
     def encode(self, g: Float[Tensor, " d"]) -> StoredRow:
         """What `write` would store; nothing changes. A number that the storage cannot hold is not finite in it."""
 
-    def write(self, k: int, stored: StoredRow) -> None:
-        """Makes row k what `encode` returned."""
+    def write(self, k: int, stored: StoredRow) -> None: ...
 
     def project(self, n: int, x: Float[Tensor, "d *k"], dtype: torch.dtype) -> Float[Tensor, "n *k"]:
         """G x for the first n rows: computed in `dtype`, returned in float64."""
@@ -96,16 +95,16 @@ class Rows(Protocol):
         """
 
 
-class Pieces:
-    """Saved rows that are matrices: pieces of the columns, side by side."""
+class SideBySide:
+    """Saved rows that are pieces of the columns, each with its own storage."""
 
-    def __init__(self, pieces: Sequence[Tensor], kind: Kind):
+    def __init__(self, pieces: Sequence[SavedRows]):
         self.pieces = list(pieces)
-        self.kind = kind
+        self.kind = self.pieces[0].kind
 
     def row(self, k: int) -> Float[Tensor, " d"]:
-        device = self.pieces[0].device
-        return torch.cat([piece[k].to(device) for piece in self.pieces])
+        rows = [piece.row(k) for piece in self.pieces]
+        return torch.cat([row.to(rows[0].device) for row in rows])
 
 
 class ChosenColumns:

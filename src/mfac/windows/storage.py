@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from mfac.memory import available_memory, gib
-from mfac.windows.devices import DeviceRows, SideBySide, device_widths
+from mfac.windows.devices import DeviceRows, device_widths
 from mfac.windows.int8 import Int8, Int8Rows
-from mfac.windows.plain import DTYPES, Plain
-from mfac.windows.rows import Kind, Pieces, Rows, SavedRows
+from mfac.windows.plain import DTYPES, Plain, PlainRows
+from mfac.windows.rows import Kind, Rows, SavedRows, SideBySide
 from mfac.windows.topk import TopK, TopKRows
 
 Window = torch.dtype | Int8 | TopK
@@ -33,11 +33,7 @@ def as_kind(window: Window) -> Kind:
 
 
 def as_devices(device: torch.device | str | None, devices: Sequence[torch.device | str] | None) -> list[torch.device]:
-    """The devices of the columns; vectors are expected and returned on the first.
-
-    Raises:
-        ValueError: both are given, or the list is empty.
-    """
+    """The devices of the columns, vectors being on the first; ValueError if both are given or the list is empty."""
     if devices is None:
         return [torch.empty(0, device=device).device]
     if device is not None:
@@ -67,11 +63,7 @@ def check_memory(num_grads: int, dim: int, kind: Kind, device: torch.device) -> 
 
 
 def build_rows(kind: Kind, num_grads: int, dim: int, devices: Sequence[torch.device]) -> Rows:
-    """Rows of zeros, with their columns on one device or several.
-
-    Raises:
-        MemoryError: a device has too little memory.
-    """
+    """Rows of zeros, with their columns on one device or several; MemoryError where one has too little memory."""
     widths = [dim] if len(devices) == 1 else device_widths(kind, dim, len(devices))
     places = list(zip(widths, devices[: len(widths)], strict=True))
     for width, device in places:
@@ -88,15 +80,11 @@ def check_wider(rows: Rows, extra: int, device: torch.device) -> None:
 
 
 def saved_rows(rows: Any) -> SavedRows:
-    """Rows as a state has them: a matrix, a list of pieces of its columns, or a dict; or `SavedRows` already.
-
-    Raises:
-        ValueError: a dict of an unknown storage.
-    """
+    """Reads the rows of a state: a matrix, a list of pieces of its columns, or a dict; or `SavedRows` already."""
     if isinstance(rows, Tensor):
-        rows = [rows]
+        return PlainRows(Plain(rows.dtype), rows)
     if isinstance(rows, list):
-        return Pieces(rows, Plain(rows[0].dtype))
+        return SideBySide([saved_rows(piece) for piece in rows])
     if not isinstance(rows, dict):
         read: SavedRows = rows
         return read

@@ -11,7 +11,7 @@ from mfac.app.plan.memory import PruningMemory, WindowMemory
 from mfac.app.plan.timing import pruning_algebra, time_gradients, window_step
 from mfac.app.tasks import Task
 from mfac.gradients.batches import Batch
-from mfac.gradients.one_batch import LossFn
+from mfac.gradients.losses import LossFn
 from mfac.layout import ParameterLayout
 from mfac.memory import available_memory, gib
 from mfac.parameter_window import row_dtype

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from mfac.app.plan.memory import SUMMED_AT_ONCE, PruningMemory, WindowMemory
-from mfac.blocks import FisherBlocks
+from mfac.fisher_blocks import FisherBlocks
 from mfac.gradients import collect_gradients
 from mfac.gradients.batches import Batch, move, num_samples, passes
+from mfac.gradients.losses import LossFn
 from mfac.gradients.model_state import evaluation
-from mfac.gradients.one_batch import LossFn
 from mfac.pruning.curvature import FisherCurvature
 from mfac.sliding import LEAST_REFRESH, SlidingInverse
 from mfac.windows import as_kind
@@ -47,7 +47,9 @@ def time_gradients(
 
     def collect(number: int) -> Tensor:
         taken: Iterable[Batch] = [batch] if per_sample else stream
-        return collect_gradients(model, loss_fn, taken, number, params=params, per_sample=per_sample, progress=False)
+        rows = collect_gradients(model, loss_fn, taken, number, params=params, per_sample=per_sample, progress=False)
+        assert isinstance(rows, Tensor)
+        return rows
 
     collect(1)
     row, G = _timed_rows(collect, count)
@@ -120,8 +122,7 @@ def _sliding(m: int, device: torch.device) -> float:
     anew = time.perf_counter() - start
 
     def replace() -> None:
-        inverse.stage(0, K[0].clone(), 1.0)
-        inverse.commit(0.0, 0.0)
+        inverse.replace(0, K[0].clone(), 1.0)
         inverse.column(0)
 
     return _best(replace, 3) + anew / max(m, LEAST_REFRESH)
