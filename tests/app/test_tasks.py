@@ -164,7 +164,7 @@ measure, higher_is_better = "loss", False
          r"loss = mfac.criterion_loss\(CrossEntropyLoss\(\)\)"),
         (("def model():\n    return ", "model = "), r"model must be a function model\(\), not a Linear"),
         (("def train_batches():", "def train_batches(size):"),
-         r"task.py:9: train_batches is called as train_batches\(\), which it does not take: missing a required"),
+         r"task.py:9: train_batches must accept the call train_batches\(\): missing a required"),
         (("loss = ", "measure = 3\nloss = "), r"task.py: measure must be a str, not 3"),
         (("loss = ", "higher_is_better = 'yes'\nloss = "), r"higher_is_better must be a bool, not 'yes'"),
         (("loss = ", "evaluate = 0.5\nloss = "), r"evaluate must be a function evaluate\(model\), not a float"),
@@ -234,7 +234,7 @@ def test_what_is_no_task_at_all(tmp_path, monkeypatch):
         load_task("no.such.module")
     with pytest.raises(TaskError, match="no task 'what is this'"):
         load_task("what is this")
-    with pytest.raises(TaskError, match=r"there is no file missing.py; `mfac init missing.py` writes one"):
+    with pytest.raises(TaskError, match=r"there is no file missing.py; `mfac init missing.py` writes a task file"):
         load_task("missing.py")
     (tmp_path / "folder").mkdir()
     with pytest.raises(TaskError, match="folder is a folder"):
@@ -258,7 +258,7 @@ def test_the_template_works_as_it_stands(tmp_path):
 def test_the_template_overwrites_nothing(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("mine")
-    with pytest.raises(FileExistsError, match="is there already; choose another name, or overwrite it with --force"):
+    with pytest.raises(FileExistsError, match="exists already; choose another name, or overwrite it with --force"):
         write_template(path)
     assert path.read_text() == "mine"
     write_template(path, force=True)

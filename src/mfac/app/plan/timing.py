@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mfac.app.plan.memory import SUMMED_AT_ONCE, PruningMemory, WindowMemory
-from mfac.blocks import FisherBlocks
+from mfac.fisher_blocks import FisherBlocks
 from mfac.gradients import collect_gradients
 from mfac.gradients.batches import Batch, move, num_samples, passes
 from mfac.gradients.losses import LossFn

@@ -6,8 +6,7 @@ import os
 
 import pytest
 
-from mfac.app.runs.run_folder import open_run, read_run
-from mfac.pruning import atomic_file
+from mfac.app.runs.folder import open_run, read_run
 
 CELL = {"label": "mfac", "method": "mfac", "asked": 0.9, "files": {"weights": "mfac-0.9/weights.safetensors"}}
 
@@ -58,7 +57,7 @@ def test_the_folder_of_another_run_is_refused_in_words(tmp_path, changes, words)
     begin(tmp_path)
     before = (tmp_path / "run.json").read_bytes()
     with (
-        pytest.raises(ValueError, match=f"folder of another run: {words}; .*--out.*--fresh"),
+        pytest.raises(ValueError, match=f"holds another run: {words}; .*--out.*--fresh"),
         open_run(tmp_path, description(**changes)),
     ):
         pass
@@ -104,7 +103,7 @@ def test_a_second_process_is_kept_out(tmp_path):
 def test_a_folder_with_something_else_in_it_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
     with (
-        pytest.raises(ValueError, match=r"not empty and no run folder \(thesis.tex"),
+        pytest.raises(ValueError, match=r"not empty and not a run folder \(it contains thesis.tex"),
         open_run(tmp_path, description()),
     ):
         pass
@@ -120,7 +119,7 @@ def test_a_full_disk_leaves_the_record_as_it_was(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with open_run(tmp_path, description()) as folder:
-        monkeypatch.setattr(atomic_file.os, "fsync", full)
+        monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="No space left") as caught:
             folder.add({**CELL, "asked": 0.5})
         assert caught.value.filename == str(tmp_path / "run.json")
@@ -132,8 +131,8 @@ def test_a_full_disk_leaves_the_record_as_it_was(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (None, "no run folder"),
-        ("{", "is not JSON"),
+        (None, "not a run folder"),
+        ("{", "is not valid JSON"),
         ('{"format": 7}', "format 7; this version reads format 1"),
         ("[]", "list"),
     ],
