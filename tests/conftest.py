@@ -5,7 +5,7 @@ import torch
 from jaxtyping import install_import_hook
 
 # Not the rooms that users call: those answer bad input themselves, in words that the tests pin.
-CORE = ("woodbury", "products", "precision", "dual", "primal", "pages", "reference")
+CORE = ("woodbury", "products", "precision", "dual", "primal", "reference")
 install_import_hook([f"mfac.{name}" for name in CORE], "beartype.beartype")
 
 

@@ -9,8 +9,8 @@ from experiments.baselines.layer_moments import Moments, find_layers, layer_mome
 from mfac.gradients.losses import LossFn
 from mfac.layout import ParameterLayout
 from mfac.pruning.options import PruningOptions
-from mfac.pruning.removal import primal_removal, scores, single_sums
 from mfac.pruning.step import Magnitude, Step
+from mfac.woodbury import primal_removal, scores, single_sums
 
 BATCH_NUMBERS = 1 << 24  # in the k x k matrices that are factored at once
 

@@ -9,13 +9,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from mfac.blocks import Run
 from mfac.columns import Ranks, ranks_of
 from mfac.dual import DualBlocks
 from mfac.inverse_fisher import InverseFisher
+from mfac.pages import Run
 from mfac.precision import SENSITIVITY_LIMIT, Precision, check_precision, float32_holds
 from mfac.sliding import SlidingInverse
-from mfac.spread_rows import WIDE_PIECE
 from mfac.windows import SavedRows, Window, as_devices, as_kind, build_rows, check_wider, saved_rows
 
 Normalize = Literal["seen", "full", "sum"]
@@ -336,9 +335,10 @@ class DynamicInverseFisher(InverseFisher):
         if self._snapshot is None:
             n, dtype = self.num_seen, self._exact_dtype()
             weights = torch.full((n,), 1 / self._divisor(n), dtype=torch.float64, device=self.device)
-            run, pages, columns = Run(0, self._dim, 1), self._rows.pages(n), max(1, WIDE_PIECE // n)
-            rest = columns, dtype, False, self.gram[None]
-            self._snapshot = DualBlocks(run, pages, weights, self.damping, *rest, ranks=self._ranks)
+            reduce = self._ranks.sum_ if self._ranks.size > 1 else None
+            precision: Precision = "float64" if dtype == torch.float64 else "float32"
+            run, pages = Run(0, self._dim, 1), self._rows.pages(n)
+            self._snapshot = DualBlocks(run, pages, self.damping, precision, weights, self.gram[None], reduce=reduce)
         return self._snapshot
 
     def _check_gradient(self, g: Tensor) -> None:

@@ -13,7 +13,7 @@ from mfac.app.plan import make_plan
 from mfac.app.plan.memory import PruningMemory, WindowMemory
 from mfac.app.plan.plan import duration
 from mfac.app.tasks import Task, load_task
-from mfac.blocks import FisherBlocks
+from mfac.fisher_blocks import FisherBlocks
 
 LOSS = mfac.criterion_loss(nn.CrossEntropyLoss())
 

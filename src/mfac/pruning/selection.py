@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mfac.distributed.shared_curvature import SharedCurvature
 from mfac.layout import ParameterLayout
 from mfac.pruning.budget import Pool
 from mfac.pruning.curvature import Curvature, FisherCurvature
 from mfac.pruning.patterns import NOfM, Pattern, Slices
-from mfac.pruning.shared_curvature import SharedCurvature
 
 WithBlocks = FisherCurvature | SharedCurvature
 

@@ -13,10 +13,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from mfac.blocks import FisherBlocks
 from mfac.columns import Ranks, ranks_of
 from mfac.distributed.exchange import accumulate_share, check_ranks, collect_share
+from mfac.distributed.shared_curvature import SharedCurvature
 from mfac.distributed.shares import ColumnShare, column_shares, shares_at
+from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
 from mfac.gradients import accumulate_fisher, collect_gradients
 from mfac.gradients.batches import Batch, move
@@ -33,7 +34,6 @@ from mfac.pruning.options import PruningOptions
 from mfac.pruning.patterns import Slices, parse_pattern
 from mfac.pruning.result import PruningResult, StepRecord
 from mfac.pruning.selection import Selection
-from mfac.pruning.shared_curvature import SharedCurvature
 from mfac.pruning.targets import choose_targets
 from mfac.pruning.weights import MaskedWeights
 
@@ -286,15 +286,15 @@ class FisherMethod:
 
     def curvature(self, step: Step, measured: Rows) -> Curvature:
         """The matrix, with a damping chosen by the data if that was requested."""
-        ranks, sizes, damping = self.ranks, step.layout.sizes, self.options.damping
+        ranks, sizes, damping, reduce = self.ranks, step.layout.sizes, self.options.damping, None
         if ranks.size > 1:
-            shares = self._shares(step)
+            shares, reduce = self._shares(step), ranks.sum_
             sizes = shares[ranks.rank].sizes
         if isinstance(damping, str):
             assert isinstance(measured, Tensor)
-            damping = choose_damping(measured, self.block_size, sizes, ranks=ranks)
-        local = FisherCurvature(measured, damping, self.block_size, sizes, step.layout.device, ranks)
-        return local if ranks.size == 1 else SharedCurvature(local, shares, ranks)
+            damping = choose_damping(measured, self.block_size, sizes, reduce=reduce)
+        local = FisherCurvature(measured, damping, self.block_size, sizes, step.layout.device, reduce)
+        return local if ranks.size == 1 else SharedCurvature(local, shares, ranks, self.block_size is not None)
 
     def check(self, weights: MaskedWeights) -> None:
         """Raises ValueError for whatever the collectors of gradients would not take, before anything is done."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from mfac.memory import gib
+from mfac.pages import DISK_PIECE, WIDE_PIECE, block_runs
 from mfac.pruning.step import ROWS_PER_BLOCK_SIZE
-from mfac.spread_rows import DISK_PIECE, WIDE_PIECE
 from mfac.windows import TopK, Window, as_kind, window_bytes
 
 SUMMED_AT_ONCE = 32  # rows that wait to be added to the sums of blocks
