@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from mfac.memory import gib
-from mfac.pages import DISK_PIECE, WIDE_PIECE, block_runs
+from mfac.pages import DISK_PIECE, WIDE_PIECE
 from mfac.pruning.step import ROWS_PER_BLOCK_SIZE
 from mfac.windows import TopK, Window, as_kind, window_bytes
 
