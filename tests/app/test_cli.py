@@ -135,7 +135,10 @@ def test_a_report_of_several_runs(tmp_path):
     runs = ["runs/small-prune", "runs/small-train/run.json"]
     result = mfac("report", *runs, "--out", "pages/both.html", "--title", "Two")
     assert (result.exit_code, result.stdout) == (0, "Report: pages/both.html\n")
-    assert "Two" in (tmp_path / "pages" / "both.html").read_text()
+    page = (tmp_path / "pages" / "both.html").read_text()
+    assert "Two" in page
+    assert 'href="../runs/small-prune/mfac' in page
+    assert 'href="../runs/small-train/' in page
     found = json.loads(mfac("report", "runs/small-prune", "--json").stdout)
     assert found == {"report": "report.html", "runs": ["runs/small-prune"]}
 
