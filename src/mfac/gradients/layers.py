@@ -47,10 +47,14 @@ class Rows:
         """Adds dyᵀx for each sample, a few samples at a time on a CPU so that products stay in the cache."""
         self.bound += _largest(dy) * _largest(x) * x.shape[1]
         first, c = self._is_first(parameter), len(x)
+        if first and x.shape[1] == 1 and x.device.type == "cpu":  # bound by memory: each number is written once
+            for row, left, right in zip(self.rows, dy.mT, x.to(dy.dtype), strict=True):
+                torch.mul(left, right, out=row[self.slots[parameter]].view(len(left), -1))
+            return
         count = max(1, CACHED // (dy.shape[2] * x.shape[2])) if x.device.type == "cpu" else c
         for start in range(0, c, count):
             left, right = dy[start : start + count].mT, x[start : start + count].to(dy.dtype)
-            self._put(parameter, left * right if left.shape[2] == 1 else torch.bmm(left, right), first, start)
+            self._put(parameter, torch.bmm(left, right), first, start)
 
     def add_embedding(
         self, parameter: int, lines: Int[Tensor, "c t"], dy: Float[Tensor, "c t e"], padding: int | None
