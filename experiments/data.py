@@ -1,45 +1,29 @@
-"""Batches of public images for the recipes; the files themselves are read by `experiments.datasets`."""
+"""Images for the recipes: batches by seed, and accuracy on the test images."""
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from experiments.datasets.folder import data_folder
 from experiments.datasets.images import CIFAR10, HALVES, IMAGENET, Normalisation, crop_and_flip, load_cifar10
 
-__all__ = [
-    "CIFAR10",
-    "HALVES",
-    "IMAGENET",
-    "ImageBatches",
-    "Normalisation",
-    "accuracy",
-    "crop_and_flip",
-    "data_folder",
-    "find",
-    "load_cifar10",
-]
+__all__ = ["CIFAR10", "HALVES", "IMAGENET", "ImageBatches", "accuracy", "cifar10", "data_folder", "load_cifar10"]
 
-
-def find(*parts: str) -> Path:
-    """A file under the data folder; FileNotFoundError says what belongs there."""
-    path = data_folder().joinpath(*parts)
-    if not path.exists():
-        raise FileNotFoundError(f"{path} is not there; put the public files under {data_folder()}, or set MFAC_DATA")
-    return path
+cifar10 = cache(load_cifar10)  # not to be written to
 
 
 class ImageBatches:
-    """Batches (normalised images, labels), anew in each pass: shuffled and augmented by a seed, or in order.
+    """Batches (normalised images, labels).
 
     Args:
         images: uint8 [n, channels, height, width].
         labels: int64 [n].
-        batch_size: of every batch; a smaller last one is left out where batches are shuffled.
+        batch_size: of every batch; shuffled batches leave out a smaller last one.
         normalisation: of the pixels.
-        seed: of the order and of the augmentation; None: in order. A second pass is drawn anew.
+        seed: of the order and of the augmentation, both new in each pass; None: in order.
         augment: crop and flip.
     """
 
@@ -74,11 +58,27 @@ class ImageBatches:
             yield self.normalisation(images), self.labels[chosen]
 
 
+def cifar_batches(size: int, normalisation: Normalisation, seed: int, augment: bool = True) -> ImageBatches:
+    return ImageBatches(*cifar10("train"), size, normalisation, seed=seed, augment=augment)
+
+
 @torch.no_grad()
-def accuracy(model: torch.nn.Module, batches: ImageBatches) -> float:
-    """The percentage of images whose class the model gets right, in eval mode; the mode is as before afterwards."""
+def accuracy(model: nn.Module, batches: ImageBatches) -> float:
+    """The percentage of correct predictions, in eval mode."""
     training = model.training
     model.eval()
     right = sum(int((model(images).argmax(1) == labels).sum()) for images, labels in batches)
     model.train(training)
     return 100 * right / len(batches.images)
+
+
+def make_test(
+    normalisation: Normalisation, count: int | None = None, load: Callable[[str], Any] = cifar10
+) -> Callable[[nn.Module], dict[str, float]]:
+    """model -> its accuracy on the first `count` test images."""
+    images, labels = (part[:count] for part in load("test"))
+    return partial(_tested, batches=ImageBatches(images, labels, 250, normalisation))
+
+
+def _tested(model: nn.Module, batches: ImageBatches) -> dict[str, float]:
+    return {"accuracy": accuracy(model, batches)}

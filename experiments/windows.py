@@ -1,19 +1,19 @@
-"""Storages of the window in training: how close the steps are to uncompressed ones, and how well it learns.
+"""Storages of the window in training: how close the steps are to uncompressed ones, and how well training works.
 
     python -m experiments.windows digits     # an MLP on scikit-learn's digits: some minutes
     python -m experiments.windows cifar10    # ResNet20 on a quarter of CIFAR-10, three epochs: 80 minutes of one core
     python -m experiments.windows sst2       # MiniLM on SST-2 of GLUE, 100 steps: 20 minutes of one core
     python -m experiments.windows bert_tiny  # BERT-tiny, untrained, on SST-2 with 1,024 gradients; one seed
-    python -m experiments.windows bert_short # the same with 256 gradients, in float32 too, and by Adam and SGD
-    python -m experiments.windows table      # what was measured
+    python -m experiments.windows bert_short # the same with 256 gradients, also in float32, and by Adam and SGD
+    python -m experiments.windows table      # the results
 
-All others with five seeds; `--seeds 1 2` does some of them, and may run beside another that does the rest.
+The others have five seeds; `--seeds 1 2` runs some of them, in parallel with another process that runs the rest.
 
-Two things are measured. `run`: the whole training with each storage, as experiments.optimizers does it (its M-FAC
-setting, a cosine schedule), or the recipe `bert`: last loss and accuracy. `steps`: training goes on with float32 rows,
-and every storage sees the same gradients beside it; the cosine between its step and the uncompressed one, and the ratio
-of their lengths. A top-k step is F⁻¹ of the compressed row, most of whose entries are zero: it is meant to be right
-over many steps, not in each. So the cosine between sums of steps, over as many as the window has rows, is there too.
+`run` cells are whole trainings with each storage, like those of experiments.optimizers (its settings for M-FAC, a
+cosine schedule) or of the recipe `bert`: last loss and accuracy. `steps` cells are one training with float32 rows, in
+which every storage sees the same gradients: the cosine between its step and the uncompressed one, and the ratio of
+their lengths. A top-k step is F⁻¹ of the compressed row, most of whose entries are zero; it is accurate over many steps
+rather than in each. So the cosine between sums of steps, over as many as the window has rows, is measured too.
 """
 
 import argparse
@@ -33,10 +33,11 @@ import mfac
 from experiments import data
 from experiments.ledger import RESULTS, Ledger
 from experiments.models.bert import bert_classifier
-from experiments.optimizers import TASKS, Task, train
+from experiments.optimizers import TASKS, Task, accuracies, train
 from experiments.recipe import Request
 from experiments.recipes import bert
-from experiments.training import last_loss
+from experiments.training import cosine as cosine_schedule
+from experiments.training import cross_entropy, last_loss
 from mfac.app.runs.environment import process_peak_bytes
 from mfac.windows import Window
 
@@ -46,10 +47,10 @@ STORAGES: dict[str, Window] = {
     "float16": torch.float16,
     "int8": torch.int8,
     "int8, stochastic": mfac.Int8(stochastic=True),
-    "top-k 10 %": mfac.TopK(0.1, block=1 << 14),  # two blocks in the network of digits
+    "top-k 10 %": mfac.TopK(0.1, block=1 << 14),  # two blocks in the digits network
     "top-k 1 %": mfac.TopK(0.01, block=1 << 14),
 }
-# Of experiments.optimizers: the settings that its search chose for M-FAC, in the units of normalize="sum".
+# The settings that the search of experiments.optimizers chose for M-FAC, with normalize="sum".
 SETTINGS: dict[str, dict[str, Any]] = {
     "digits": {"lr": 1.0, "num_grads": 256, "damping": 0.1},
     "cifar10": {"lr": 1.0, "num_grads": 256, "damping": 512e-5, "weight_decay": 3e-3},
@@ -66,7 +67,7 @@ BERTS = {
     "bert_short": replace(SST2, steps=300, window=256, train=20_000),
 }
 BERT_STORAGES = {"bert_tiny": ("top-k 1 %", "int8"), "bert_short": ("top-k 1 %", "int8", "float32")}
-# Whether so few steps can teach it at all: {optimizer: learning rates} beside the storages.
+# Whether so few steps are enough for any optimizer: {optimizer: learning rates}.
 RIVALS = {"bert_short": {"Adam": (3e-4, 1e-3), "SGD": (0.01, 0.03, 0.1), "M-FAC": (0.003, 0.03)}}
 
 
@@ -79,32 +80,27 @@ def cosine(a: Tensor, b: Tensor) -> float:
 
 
 class Follower:
-    """A window in one storage that sees every gradient, and what its steps are beside the uncompressed ones."""
+    """A window in one storage that sees every gradient; its steps are compared with the uncompressed ones."""
 
     def __init__(self, window: Window, dim: int, settings: dict[str, Any]):
         self.op = mfac.DynamicInverseFisher(
             settings["num_grads"], dim, settings["damping"], normalize="sum", window=window
         )
         self.total = torch.zeros(dim)
-        self.cosines: list[float] = []
-        self.lengths: list[float] = []
-        self.of_sums: list[float] = []
+        self.record: dict[str, list[float]] = {"cosines": [], "lengths": [], "cosines_of_sums": []}
 
     def see(self, gradient: Tensor, reference: Tensor, reference_total: Tensor, whole: bool) -> None:
         step = self.op.update_and_apply(gradient)
         self.total += step
-        self.cosines.append(round(cosine(step, reference), 5))
-        self.lengths.append(round(float(step.norm() / reference.norm()), 5))
+        self.record["cosines"].append(round(cosine(step, reference), 5))
+        self.record["lengths"].append(round(float(step.norm() / reference.norm()), 5))
         if whole:
-            self.of_sums.append(round(cosine(self.total, reference_total), 5))
+            self.record["cosines_of_sums"].append(round(cosine(self.total, reference_total), 5))
             self.total.zero_()
-
-    def record(self) -> dict[str, Any]:
-        return {"cosines": self.cosines, "lengths": self.lengths, "cosines_of_sums": self.of_sums}
 
 
 def follow(name: str, task: Task, steps: int, seed: int) -> dict[str, Any]:
-    """Trains with float32 rows while every other storage computes its own steps from the same gradients."""
+    """Trains with float32 rows while every other storage computes its steps from the same gradients."""
     settings, model = SETTINGS[name], task.model(seed)
     params = list(model.parameters())
     reference = mfac.DynamicInverseFisher(
@@ -114,9 +110,9 @@ def follow(name: str, task: Task, steps: int, seed: int) -> dict[str, Any]:
         key: Follower(kind, reference.shape[0], settings) for key, kind in STORAGES.items() if key != "float32"
     }
     total = torch.zeros(reference.shape[0])
-    for t, (inputs, labels) in enumerate(islice(task.batches(seed), steps), 1):
+    for t, batch in enumerate(islice(task.batches(seed), steps), 1):
         model.zero_grad()
-        F.cross_entropy(model(inputs), labels).backward()
+        cross_entropy(model, batch).backward()
         decay = settings.get("weight_decay", 0.0)
         gradient = torch.cat([(p.grad + decay * p.detach()).flatten() for p in params if p.grad is not None])
         step = reference.update_and_apply(gradient)
@@ -126,29 +122,28 @@ def follow(name: str, task: Task, steps: int, seed: int) -> dict[str, Any]:
             follower.see(gradient, step, total, whole)
         if whole:
             total.zero_()
-        lr = settings["lr"] * (1 + math.cos(math.pi * (t - 1) / steps)) / 2
+        lr = settings["lr"] * cosine_schedule((t - 1) / steps)
         with torch.no_grad():
             for p, change in zip(params, step.split([p.numel() for p in params]), strict=True):
                 p.sub_(lr * change.view_as(p))
-    return {key: follower.record() for key, follower in followers.items()}
+    return {key: follower.record for key, follower in followers.items()}
 
 
 def build(name: str) -> Task:
-    """A task of experiments.optimizers; CIFAR-10 with a part of its images, and one test at the end."""
+    """A task of experiments.optimizers; CIFAR-10 with some of its images, and one test at the end."""
     task: Task = TASKS[name][0]()
     if name != "cifar10":
         return task
-    images, labels = data.load_cifar10("train")
+    images, labels = (part[:IMAGES] for part in data.cifar10("train"))
 
     def batches(seed: int) -> Iterable[tuple[Tensor, Tensor]]:
-        part = data.ImageBatches(images[:IMAGES], labels[:IMAGES], 128, data.CIFAR10, seed=seed, augment=True)
+        part = data.ImageBatches(images, labels, 128, data.CIFAR10, seed=seed, augment=True)
         return chain.from_iterable(repeat(part))
 
     return replace(task, batches=batches, test_every=STEPS[name])
 
 
 def measure(name: str, seeds: Sequence[int]) -> None:
-    """The steps of one run, and the runs of every storage and seed."""
     task, steps = build(name), STEPS[name]
     ledger = ledger_of(name)
     if SEEDS[0] in seeds:
@@ -168,7 +163,7 @@ def measure_sentences(seeds: Sequence[int]) -> None:
 
 
 def measure_bert_tiny(name: str) -> None:
-    """In the storages that leave room to spare; the smaller first, for its peak."""
+    """The smaller storage first, so that its peak memory is measured."""
     for key in BERT_STORAGES[name]:
         tune(name, key, SEEDS[0], untrained_bert, BERTS[name])
 
@@ -205,7 +200,7 @@ def ledger_of(name: str) -> Ledger:
 
 
 def table() -> None:
-    """Means over seeds of all that was measured, and the cosines."""
+    """Means over seeds, and the cosines."""
     for name in (*SETTINGS, "sst2", *BERTS):
         cells = ledger_of(name).cells
         for key, record in cells.get(f"steps, seed {SEEDS[0]}", {}).items():
@@ -225,8 +220,7 @@ def table() -> None:
 
 def accuracy_of(run: dict[str, Any]) -> float:
     """Of the last test, in per cent."""
-    last = run["tests"][-1]
-    return float(last["accuracy"] if isinstance(last, dict) else last[1])
+    return accuracies(run)[1][-1]
 
 
 def figures(values: list[float]) -> tuple[float, float]:

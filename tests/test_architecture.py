@@ -20,7 +20,7 @@ LAYERS = [
         "layout",
         "progress",
         "precision",
-        "blocks",
+        "fisher_blocks",
         "pages",
     ],
     [
@@ -28,7 +28,6 @@ LAYERS = [
         "dual",
         "primal",
         "inverse_fisher",
-        "spread_rows",
         "windows",
         "static",
         "gradients",

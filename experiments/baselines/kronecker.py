@@ -5,39 +5,40 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from experiments.baselines.kfac import damped_factors
 from experiments.baselines.layer_moments import Moments, find_layers, layer_moments
 from mfac.gradients.losses import LossFn
 from mfac.layout import ParameterLayout
 from mfac.pruning.options import PruningOptions
-from mfac.pruning.removal import scores, single_sums
 from mfac.pruning.step import Step
+from mfac.woodbury import scores, single_sums
 
 
 class Kronecker:
-    """K-FAC over `num_grads` batches."""
+    """K-FAC over `num_grads` batches; `balance`: see `damped_factors`."""
 
-    def __init__(self, loss_fn: LossFn, options: PruningOptions):
-        self.loss_fn, self.options = loss_fn, options
+    def __init__(self, loss_fn: LossFn, options: PruningOptions, balance: bool = True):
+        self.loss_fn, self.options, self.balance = loss_fn, options, balance
 
     def measure(self, step: Step) -> dict[str, Moments]:
         layers = find_layers(step.weights.model, step.weights.targets, "kfac")
         return layer_moments(step.weights.model, self.loss_fn, step.stream, self.options.num_grads, layers, True)
 
     def curvature(self, step: Step, measured: Mapping[str, Moments]) -> "KroneckerCurvature":
-        return KroneckerCurvature(measured, float(self.options.damping), step.layout)
+        return KroneckerCurvature(measured, float(self.options.damping), step.layout, self.balance)
 
 
 class KroneckerCurvature:
-    """K-FAC: F of a layer is S ⊗ A, S of the outputs' gradients and A of the inputs; the damping is split between them.
+    """F of a layer is S ⊗ A, S of the outputs' gradients and A of the inputs; the damping is split between them.
 
-    Scores go by the whole layer's inverse, as if weights that are gone could still move; the joint update does not: it
-    solves for the kept weights alone, by conjugate gradients.
+    Scores use the inverse of the whole layer, as if removed weights could still move; the joint update solves for the
+    kept weights alone, by conjugate gradients.
     """
 
-    def __init__(self, moments: Mapping[str, Moments], damping: float, layout: ParameterLayout):
+    def __init__(self, moments: Mapping[str, Moments], damping: float, layout: ParameterLayout, balance: bool = True):
         self.damping = damping
         self._layout = layout
-        self._factors = {name: _kronecker_factors(m, damping) for name, m in moments.items()}
+        self._factors = {name: _kronecker_factors(m, damping, balance) for name, m in moments.items()}
         self._inverses = {
             name: (torch.cholesky_inverse(torch.linalg.cholesky(S)), torch.cholesky_inverse(torch.linalg.cholesky(A)))
             for name, (S, A) in self._factors.items()
@@ -94,21 +95,9 @@ class KroneckerCurvature:
         return x
 
 
-def _kronecker_factors(moments: Moments, damping: float) -> tuple[Tensor, Tensor]:
-    """S + √λ/π I and A + π√λ I, π² the ratio of their mean diagonals (Martens & Grosse, 2015).
-
-    Raises:
-        ValueError: the layer has groups.
-    """
+def _kronecker_factors(moments: Moments, damping: float, balance: bool) -> tuple[Tensor, Tensor]:
     if len(moments.inputs) > 1:
         raise ValueError(
             f"method 'kfac' knows no grouped convolutions, and {moments.layer} is one; leave it out by ignore"
         )
-    A = moments.inputs[0] / moments.samples
-    S = moments.outputs / moments.positions
-    # A layer that no gradient reaches has S = 0; the smallest positive number keeps π finite.
-    tiny = torch.finfo(torch.float64).tiny
-    pi = ((A.diagonal().mean() + tiny) / (S.diagonal().mean() + tiny)).sqrt().clamp(1e-6, 1e6)
-    A.diagonal().add_(pi * damping**0.5)
-    S.diagonal().add_(damping**0.5 / pi)
-    return S, A
+    return damped_factors(moments.outputs / moments.positions, moments.inputs[0] / moments.samples, damping, balance)

@@ -9,8 +9,8 @@ from experiments.baselines.layer_moments import Moments, find_layers, layer_mome
 from mfac.gradients.losses import LossFn
 from mfac.layout import ParameterLayout
 from mfac.pruning.options import PruningOptions
-from mfac.pruning.removal import primal_removal, scores, single_sums
-from mfac.pruning.step import Step, WeightCurvature
+from mfac.pruning.step import Magnitude, Step
+from mfac.woodbury import primal_removal, scores, single_sums
 
 BATCH_NUMBERS = 1 << 24  # in the k x k matrices that are factored at once
 
@@ -25,12 +25,22 @@ class Wanda:
         layers = find_layers(step.weights.model, step.weights.targets, "wanda")
         return layer_moments(step.weights.model, self.loss_fn, step.stream, self.options.num_grads, layers, False)
 
-    def curvature(self, step: Step, measured: Mapping[str, Moments]) -> WeightCurvature:
+    def curvature(self, step: Step, measured: Mapping[str, Moments]) -> "InputNorms":
         factors = {}
         for name, mask in step.weights.masks.items():
             squares = measured[name].inputs.diagonal(dim1=1, dim2=2) / measured[name].positions
             factors[name] = squares.repeat_interleave(len(mask) // len(squares), 0).view(mask.shape)
-        return WeightCurvature(step.weights.row_of(step.layout, factors))
+        return InputNorms(step.weights.row_of(step.layout, factors))
+
+
+class InputNorms(Magnitude):
+    """Scores θ_i² c_i; the remaining weights do not move."""
+
+    def __init__(self, factors: Tensor):
+        self.factors = factors
+
+    def scores(self, theta: Tensor) -> Tensor:
+        return theta.square() * self.factors
 
 
 class LayerwiseOBS:

@@ -1,6 +1,7 @@
-"""`mfac.prune` with the baselines among its methods: "wanda", "lobs", "kfac" and "woodfisher"."""
+"""`mfac.prune` with the baselines among its methods: "wanda", "lobs", "kfac" (also without π) and "woodfisher"."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -16,7 +17,13 @@ from mfac.pruning.options import PruningOptions
 from mfac.pruning.result import PruningResult
 from mfac.pruning.step import Pruner
 
-BASELINES = {"wanda": Wanda, "lobs": LayerwiseOBS, "kfac": Kronecker, "woodfisher": WoodFisher}
+BASELINES: dict[str, Any] = {
+    "wanda": Wanda,
+    "lobs": LayerwiseOBS,
+    "kfac": Kronecker,
+    "kfac without π": partial(Kronecker, balance=False),
+    "woodfisher": WoodFisher,
+}
 
 
 def prune(

@@ -1,17 +1,17 @@
-"""WoodFisher, for comparison: the inverse of every block, dense, by the literal recursion over the gradients."""
+"""WoodFisher (Singh and Alistarh, 2020): the dense inverse of every block, by a recursion over the gradients."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from mfac.blocks import block_runs
 from mfac.gradients import collect_gradients
 from mfac.gradients.losses import LossFn
+from mfac.pages import block_runs
 from mfac.pruning.options import PruningOptions
-from mfac.pruning.removal import inverse_removal, scores, single_sums
 from mfac.pruning.step import Step
 from mfac.reference import woodbury_recursion
+from mfac.woodbury import inverse_removal, scores, single_sums
 
 BLOCK_PIECE = 1 << 20
 
@@ -75,3 +75,17 @@ class RecursionCurvature:
 
     def _split(self, x: Tensor) -> list[Tensor]:
         return [x[run.start : run.stop].view(run.count, run.length) for run in self._runs]
+
+
+def rank_one_steps(rows: Tensor, damping: float, num_grads: int) -> Tensor:
+    """Inverses [blocks, b, b] of λI + (1/num_grads) Σ g gᵀ over `rows` [blocks, m, b], in place, for timing.
+
+    `mfac.reference.woodbury_recursion` is the same, but allocates a new inverse in every step.
+    """
+    blocks, _, b = rows.shape
+    inverse = torch.eye(b, dtype=rows.dtype, device=rows.device).div_(damping).repeat(blocks, 1, 1)
+    for g in rows.transpose(0, 1).unsqueeze(-1):  # [blocks, b, 1]
+        v = inverse @ g
+        v /= (num_grads + g.transpose(1, 2) @ v).sqrt()
+        inverse.baddbmm_(v, v.transpose(1, 2), alpha=-1)
+    return inverse

@@ -1,4 +1,4 @@
-"""Where data sets are kept, and what to do about one that is not there."""
+"""Where data sets are kept."""
 
 import os
 from pathlib import Path
@@ -7,11 +7,11 @@ from mfac.app.tasks import TaskError
 
 
 class MissingData(FileNotFoundError, TaskError):  # noqa: N818 (it is no defect of the program)
-    """A data set that is not under the data folder: which file, which command fetches it, where to put it by hand."""
+    """A file is not in the data folder; the message says how to get it."""
 
 
 def data_folder() -> Path:
-    """The folder of the data: the variable MFAC_DATA, or `mfac/data` in the user's cache folder."""
+    """The environment variable MFAC_DATA, or `mfac/data` in the user's cache folder."""
     given = os.environ.get("MFAC_DATA")
     if given:
         return Path(given).expanduser()
@@ -19,16 +19,10 @@ def data_folder() -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "mfac" / "data"
 
 
-def find(name: str, *parts: str) -> Path:
-    """A file or folder of the data set `name`, under the data folder.
-
-    Raises:
-        MissingData: it is not there.
-    """
+def find(name: str | None, *parts: str) -> Path:
+    """A file of the data set `name`; None for a data set that is not in the registry."""
     path = data_folder().joinpath(*parts)
     if not path.exists():
-        raise MissingData(
-            f"{path} is not there; `python -m experiments.datasets {name}` fetches it, or put it there by hand, "
-            "or set MFAC_DATA to the folder that has it"
-        )
+        remedy = f"`python -m experiments.datasets {name}` fetches it, or put" if name else "put"
+        raise MissingData(f"{path} is not there; {remedy} it there by hand, or set MFAC_DATA to the folder that has it")
     return path

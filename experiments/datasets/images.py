@@ -1,4 +1,4 @@
-"""Images as tensors: MNIST's idx files, CIFAR-10's binary records, and what is done to pixels before a network."""
+"""MNIST's idx files and CIFAR's binary records as tensors; normalisation and augmentation."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,17 +10,13 @@ from torch.nn import functional as F
 
 from experiments.datasets.folder import find
 
-CIFAR10_RECORD = 1 + 3 * 32 * 32
+PIXELS = 3 * 32 * 32
 CIFAR10_FILES = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}
 IDX_SPLITS = {"train": "train", "test": "t10k"}
 
 
 def read_idx(path: Path) -> Tensor:
-    """An idx file of bytes, in its own shape.
-
-    Raises:
-        ValueError: it is of another format or another type, or has not as many bytes as its header says.
-    """
+    """An idx file of bytes, in the shape that its header says."""
     data = np.fromfile(path, np.uint8)
     if len(data) < 4 or data[:3].tolist() != [0, 0, 8]:
         raise ValueError(f"{path} is not an idx file of bytes; it must begin with 0, 0, 8 (is it still compressed?)")
@@ -32,12 +28,7 @@ def read_idx(path: Path) -> Tensor:
 
 
 def load_mnist(split: str, name: str = "mnist") -> tuple[Tensor, Tensor]:
-    """(images, labels) of "train" (60,000) or "test" (10,000); `name`: "mnist" or "fashion-mnist".
-
-    Raises:
-        MissingData: it is not in the data folder.
-        ValueError: another split, or a damaged file.
-    """
+    """(images [n, 1, 28, 28], labels [n]) of "train" or "test"; `name`: "mnist" or "fashion-mnist"."""
     prefix = IDX_SPLITS[_check_split(split)]
     images = read_idx(find(name, name, f"{prefix}-images-idx3-ubyte"))
     labels = read_idx(find(name, name, f"{prefix}-labels-idx1-ubyte"))
@@ -47,15 +38,16 @@ def load_mnist(split: str, name: str = "mnist") -> tuple[Tensor, Tensor]:
 
 
 def load_cifar10(split: str) -> tuple[Tensor, Tensor]:
-    """(images, labels) of "train" (50,000) or "test" (10,000), of the binary version.
-
-    Raises:
-        MissingData: it is not in the data folder.
-        ValueError: another split, or a damaged file.
-    """
+    """(images [n, 3, 32, 32], labels [n]) of "train" or "test", from the binary version."""
     paths = [find("cifar10", "cifar-10-batches-bin", name) for name in CIFAR10_FILES[_check_split(split)]]
-    records = torch.from_numpy(np.concatenate([_read_records(path) for path in paths]))
+    records = torch.cat([_read_records(path, labels=1) for path in paths])
     return records[:, 1:].reshape(-1, 3, 32, 32).contiguous(), records[:, 0].long()
+
+
+def load_cifar100(split: str) -> tuple[Tensor, Tensor]:
+    """(images [n, 3, 32, 32], fine labels [n]) of "train" or "test", from the binary version."""
+    records = _read_records(find(None, "cifar-100-binary", f"{_check_split(split)}.bin"), labels=2)
+    return records[:, 2:].reshape(-1, 3, 32, 32).contiguous(), records[:, 1].long()
 
 
 @dataclass(frozen=True)
@@ -66,12 +58,12 @@ class Normalisation:
     deviation: tuple[float, ...]
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Normalised float32, channels last, which convolutions on CPUs are fastest with."""
+        """Float32, channels last: the fastest layout for convolutions on CPUs."""
         mean, deviation = (torch.tensor(values).view(1, -1, 1, 1) for values in (self.mean, self.deviation))
         return ((images.float() / 255 - mean) / deviation).contiguous(memory_format=torch.channels_last)
 
 
-HALVES = Normalisation((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # what the M-FAC authors' ResNet20 was trained with
+HALVES = Normalisation((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # of the M-FAC authors' ResNet20
 CIFAR10 = Normalisation((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 IMAGENET = Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
@@ -89,11 +81,12 @@ def crop_and_flip(images: Tensor, generator: torch.Generator | None = None, padd
     return padded[torch.arange(n)[:, None, None, None], torch.arange(channels)[None, :, None, None], rows, columns]
 
 
-def _read_records(path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
-    data = np.fromfile(path, np.uint8)
-    if len(data) == 0 or len(data) % CIFAR10_RECORD:
-        raise ValueError(f"{path} is damaged: {len(data)} bytes are no whole number of records of {CIFAR10_RECORD}")
-    return data.reshape(-1, CIFAR10_RECORD)
+def _read_records(path: Path, labels: int) -> Tensor:
+    """Records of some label bytes and the pixels."""
+    data, size = np.fromfile(path, np.uint8), labels + PIXELS
+    if len(data) == 0 or len(data) % size:
+        raise ValueError(f"{path} is damaged: {len(data)} bytes are no whole number of records of {size}")
+    return torch.from_numpy(data.reshape(-1, size))
 
 
 def _check_split(split: str) -> str:

@@ -1,18 +1,18 @@
 """Tables of BERT: Adam against M-FAC on tasks of GLUE and on SQuADv2, five seeds, mean and deviation.
 
-The learning rate falls in a straight line to zero, as in the Hugging Face examples. M-FAC is in the units of the sum
-over the window: lr 0.1 and damping 1e-3 are the paper's 1e-4 and 1e-6 with 1,024 gradients, and serve shorter windows.
-Both have the same search: three learning rates, the paper's among them, one seed.
+The learning rate falls linearly to zero, as in the Hugging Face examples. With M-FAC's normalize="sum", lr 0.1 and
+damping 1e-3 are the paper's 1e-4 and 1e-6 at 1,024 gradients, and work for shorter windows too. Both have the same
+search: three learning rates, the paper's among them, one seed.
 
-Small: MiniLM-L3, a small pretrained encoder of sentences (its embeddings frozen, 5.3 million weights to train), on
-MRPC, RTE, STS-B and SST-2: 64 steps of 16 examples of at most 64 tokens, a window of 48 gradients in bfloat16, up to
-300 examples of the development sets: 35 minutes of one core, half of that on two with --jobs 2. Sentences of a pair
-are encoded one by one, as this encoder was made to be used (its authors tuned it on paraphrases): compare the two
-optimizers with each other, and how they differ with how they differ in the paper. Full: 3 passes (MRPC: 5) of batches
-of 32, 128 tokens, a window of 1,024 gradients, or as many as there are steps: BERT-tiny and -mini from --checkpoint
-FOLDER with the sub-folders `tiny` and `mini` as Hugging Face saves them; without it MiniLM (a window of 22 GB). These
-two also learn SQuADv2 where `squad` in the data folder has its files: 2 passes from Adam's 3e-5, the paper's, of
-batches of 12 and 384 tokens, those of the Hugging Face example that the paper takes; exact match and F1.
+Small: MiniLM-L3, a small pretrained sentence encoder (embeddings frozen, 5.3 million weights to train), on MRPC, RTE,
+STS-B and SST-2: 64 steps of 16 examples of at most 64 tokens, a window of 48 gradients in bfloat16, up to 300 examples
+of the development sets: 35 minutes of one core, half of that on two with --jobs 2. The two sentences of a pair are
+encoded separately, as this encoder is meant to be used (its authors tuned it on paraphrases), so only the difference
+between the optimizers can be compared with the paper. Full: 3 passes (MRPC: 5) of batches of 32, 128 tokens, a window
+of 1,024 gradients, or as many as there are steps: BERT-tiny and -mini from --checkpoint FOLDER with the sub-folders
+`tiny` and `mini` as Hugging Face saves them; without it MiniLM (a window of 22 GB). These two also train on SQuADv2 if
+its files are in `squad` of the data folder: 2 passes of batches of 12 and 384 tokens, as in the Hugging Face example
+that the paper uses, Adam's learning rates from the paper's 3e-5; exact match and F1.
 """
 
 import statistics
@@ -26,9 +26,9 @@ import torch
 from torch import nn
 
 import mfac
-from experiments import drawing, squad
+from experiments import drawing
 from experiments.correlations import pearson, spearman
-from experiments.data import data_folder
+from experiments.datasets import squad
 from experiments.datasets.sentence_batches import SentenceBatches, Tokens, encode
 from experiments.datasets.sentences import COLUMNS
 from experiments.models.bert import SIZES as BERTS
@@ -36,7 +36,7 @@ from experiments.models.bert import bert_classifier, bert_for_answers
 from experiments.models.minilm import tokenizer
 from experiments.models.sentence_classifier import minilm_sentences
 from experiments.recipe import Recipe, Request, Results
-from experiments.training import Training, last_loss, linear
+from experiments.training import Training, file_of, last_loss, linear
 from mfac.gradients import model_loss
 from mfac.windows import Window
 
@@ -50,13 +50,10 @@ SQUAD_SETTINGS = {
     "epochs": SQUAD_EPOCHS, "batch_size": SQUAD_BATCH, "longest": squad.LONGEST, "overlap": squad.OVERLAP,
     "learning_rates": SQUAD_RATES,
 }  # fmt: skip
-RUNS = data_folder().parent / "runs"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How much of every task."""
-
     tasks: tuple[str, ...]
     seeds: int
     window: int
@@ -81,21 +78,11 @@ Maker = Callable[[str], nn.Module]
 
 @dataclass(frozen=True)
 class Task:
-    """What there is to learn.
-
-    Args:
-        name: in the keys of the results, and for the maker of a model.
-        epochs: passes of a whole training.
-        rates: learning rates of the search, of each optimizer.
-        batches: seed -> batches for training.
-        measure: model -> figures on the development set, in per cent.
-    """
-
     name: str
     epochs: int
-    rates: dict[str, tuple[float, ...]]
-    batches: Callable[[int], Any]
-    measure: Callable[[nn.Module], dict[str, float]]
+    rates: dict[str, tuple[float, ...]]  # of the search
+    batches: Callable[[int], Any]  # by seed
+    measure: Callable[[nn.Module], dict[str, float]]  # on the development set, in per cent
 
 
 def run(request: Request) -> None:
@@ -124,7 +111,6 @@ def networks(request: Request) -> dict[str, Maker]:
 
 
 def pretrained_bert(name: str, task: str, checkpoint: Path) -> nn.Module:
-    """With the outputs that a task asks for."""
     if task == SQUAD:
         return bert_for_answers(name, checkpoint)
     return bert_classifier(name, num_outputs(task), checkpoint)
@@ -136,8 +122,6 @@ def num_outputs(task: str) -> int:
 
 
 def glue_task(name: str, settings: Settings) -> Task:
-    """One of `COLUMNS`; files are read when they are first needed."""
-
     def batches(seed: int) -> SentenceBatches:
         return SentenceBatches(
             examples(name, "train", settings)[: settings.train], settings.batch_size, shuffle=True,
@@ -148,7 +132,7 @@ def glue_task(name: str, settings: Settings) -> Task:
 
 
 def squad_tasks(request: Request) -> list[Task]:
-    """SQuADv2 in full, where there are networks and files for it; otherwise a line says why it is left out."""
+    """SQuADv2 at full size if its networks and files are there; otherwise prints why it is left out."""
     if request.size != "full":
         return []
     if request.checkpoint is None:
@@ -169,7 +153,7 @@ def squad_tasks(request: Request) -> list[Task]:
 
 
 def untrained(make_model: Maker, task: Task) -> dict[str, float]:
-    """What the pretrained network does by itself; a classifier is as it was drawn."""
+    """The pretrained network before training; a classifier is random."""
     torch.manual_seed(0)
     return task.measure(make_model(task.name).eval())
 
@@ -177,7 +161,7 @@ def untrained(make_model: Maker, task: Task) -> dict[str, float]:
 def compete(
     results: Results, network: str, task: Task, optimizer: str, make_model: Maker, settings: Settings
 ) -> None:  # fmt: skip
-    """The search with seed 0, then the seeds with the learning rate of the lowest training loss."""
+    """The search with seed 0, then all seeds with the learning rate of the lowest training loss."""
     row = f"{network}, {task.name}, {optimizer}"
     rates = task.rates[optimizer][: settings.rates]
     for lr in rates:
@@ -195,7 +179,6 @@ def tuned(
     key: str, lr: float, optimizer: str, task: Task, seed: int, make_model: Maker, settings: Settings,
     steps: int | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """One run, and the measures on the development set at its end."""
     torch.manual_seed(seed)
     model = make_model(task.name)
     batches = task.batches(seed)
@@ -205,13 +188,12 @@ def tuned(
     training = Training(
         model, make_optimizer(optimizer, model, lr, window, settings.storage), batches, steps, linear,
         loss_fn=model_loss, test=task.measure, test_every=steps,
-        keep=RUNS / f"bert_{key}.pt".replace(" ", "_").replace(",", "") if settings.steps is None else None,
+        keep=file_of(f"bert_{key}") if settings.steps is None else None,
     )  # fmt: skip
     return training.run() | {"lr": lr, "window": window if optimizer == "M-FAC" else None}
 
 
 def make_optimizer(name: str, model: nn.Module, lr: float, window: int, storage: Window) -> torch.optim.Optimizer:
-    """Of the weights that are not frozen."""
     trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     if name == "Adam":
         return torch.optim.Adam([p for _, p in trained], lr)
@@ -222,7 +204,7 @@ def make_optimizer(name: str, model: nn.Module, lr: float, window: int, storage:
 
 @cache
 def examples(task: str, split: str, settings: Settings) -> list[Tokens]:
-    """Read and cut into tokens once; a small size leaves long ones out, so that all steps are short."""
+    """Small sizes leave long examples out, so that all steps are short."""
     return encode(task, split, tokenizer(), settings.longest, cut=settings.steps is None)
 
 
@@ -242,7 +224,7 @@ def measured(model: nn.Module, task: str, settings: Settings) -> dict[str, float
 
 
 def table(cells: dict[str, Any]) -> dict[str, dict[str, tuple[float, float, int]]]:
-    """{network and task: {optimizer, measure: (mean, deviation, runs)}}."""
+    """{network and task: {optimizer, measure: (mean, standard deviation, runs)}}."""
     found: dict[str, dict[str, list[float]]] = {}
     for key, cell in cells.items():
         if key.startswith("run, ") and cell["finished"]:
@@ -270,10 +252,8 @@ def plot(request: Request) -> Path:
         for row, part in figures.items()
     }  # fmt: skip
     tasks = "GLUE and SQuADv2" if any(SQUAD in row for row in groups) else "GLUE"
-    return drawing.bars(
-        results.picture(), groups, y="accuracy (STS-B: Pearson's correlation), %",
-        title=f"{tasks}, development sets, mean over seeds",
-    )  # fmt: skip
+    title = f"{tasks}, development sets, mean over seeds"
+    return drawing.bars(results.picture, groups, y="accuracy (STS-B: Pearson's correlation), %", title=title)
 
 
 RECIPE = Recipe("bert", "BERT on GLUE (full: and SQuADv2), Adam against M-FAC (tables of BERT)", run, plot, minutes=19)

@@ -18,8 +18,6 @@ from experiments.datasets.sentences import load_glue
 from experiments.models.minilm import minilm_encoder, tokenizer
 from mfac.gradients import criterion_loss
 
-BATCH_SIZE = 16
-LENGTH = 64  # tokens of a sentence; longer ones are cut
 LARGEST_SCORE = 5.0
 Sentence = list[int]
 Pairs = tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -34,15 +32,15 @@ def model() -> "SentencePairs":
 
 
 def train_batches() -> "PairBatches":
-    return PairBatches(*_encode("train", data_folder()), shuffle=True)
+    return pairs("train", shuffle=True)
 
 
 def eval_batches() -> "PairBatches":
-    return PairBatches(*_encode("dev", data_folder()), shuffle=False)
+    return pairs("dev")
 
 
 def evaluate(model: nn.Module) -> float:
-    return spearman(*_predict(model, eval_batches()))
+    return correlation(model, eval_batches())
 
 
 class SentencePairs(nn.Module):
@@ -53,37 +51,54 @@ class SentencePairs(nn.Module):
         self.encoder = encoder
 
     def embed(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """One vector a sentence."""
+        """One vector per sentence."""
         hidden = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
         weights = mask[..., None].to(hidden.dtype)
         mean: Tensor = (hidden * weights).sum(1) / weights.sum(1)
         return mean
 
     def forward(self, first: Tensor, first_mask: Tensor, second: Tensor, second_mask: Tensor) -> Tensor:
-        """Cosines."""
         return F.cosine_similarity(self.embed(first, first_mask), self.embed(second, second_mask))
 
 
 class PairBatches:
     """Batches ((ids, mask, ids, mask), scores from 0 to 1), each side padded to its longest sentence.
 
-    The order of a shuffled pass is drawn from torch's global random state when the pass begins, and its last batch is
-    left out if it is smaller.
+    The order of a shuffled pass is drawn from torch's global random state; a smaller last batch is left out.
     """
 
-    def __init__(self, first: list[Sentence], second: list[Sentence], scores: Tensor, *, shuffle: bool):
-        self.first, self.second, self.scores, self.shuffle = first, second, scores, shuffle
+    def __init__(self, first: list[Sentence], second: list[Sentence], scores: Tensor, *, size: int, shuffle: bool):
+        self.first, self.second, self.scores, self.size, self.shuffle = first, second, scores, size, shuffle
 
     def __len__(self) -> int:
-        whole, rest = divmod(len(self.scores), BATCH_SIZE)
+        whole, rest = divmod(len(self.scores), self.size)
         return whole + bool(rest and not self.shuffle)
 
     def __iter__(self) -> Iterator[Pairs]:
         count = len(self.scores)
         order = torch.randperm(count) if self.shuffle else torch.arange(count)
-        for chosen in order.split(BATCH_SIZE)[: len(self)]:
+        for chosen in order.split(self.size)[: len(self)]:
             sides = [_padded([side[k] for k in chosen.tolist()]) for side in (self.first, self.second)]
             yield (*sides[0], *sides[1]), self.scores[chosen]
+
+
+def pairs(
+    split: str, size: int = 16, *, shuffle: bool = False, length: int = 64, limit: int | None = None
+) -> PairBatches:
+    """Batches of the first `limit` pairs, sentences cut to `length` tokens."""
+    return PairBatches(*(part[:limit] for part in _encode(split, length, data_folder())), size=size, shuffle=shuffle)
+
+
+@torch.no_grad()
+def correlation(model: nn.Module, batches: PairBatches) -> float:
+    """Spearman's rank correlation of cosines and scores, in eval mode."""
+    device = next(model.parameters()).device
+    training = model.training
+    model.eval()
+    found = [(model(*(part.to(device) for part in pair)), scores.to(device)) for pair, scores in batches]
+    model.train(training)
+    cosines, scores = zip(*found, strict=True)
+    return spearman(torch.cat(cosines), torch.cat(scores))
 
 
 def _padded(sentences: list[Sentence]) -> tuple[Tensor, Tensor]:
@@ -94,23 +109,11 @@ def _padded(sentences: list[Sentence]) -> tuple[Tensor, Tensor]:
     return ids, (torch.arange(width) < lengths[:, None]).long()
 
 
-@torch.no_grad()
-def _predict(model: nn.Module, batches: PairBatches) -> tuple[Tensor, Tensor]:
-    """(cosines, scores), in eval mode; the mode is as before afterwards."""
-    device = next(model.parameters()).device
-    training = model.training
-    model.eval()
-    found = [(model(*(part.to(device) for part in pair)), scores.to(device)) for pair, scores in batches]
-    model.train(training)
-    cosines, scores = zip(*found, strict=True)
-    return torch.cat(cosines), torch.cat(scores)
-
-
 @cache
-def _encode(split: str, folder: Path) -> tuple[list[Sentence], list[Sentence], Tensor]:
-    """Read and cut into tokens once for each folder, which is asked for only so that another MFAC_DATA is another."""
+def _encode(split: str, length: int, folder: Path) -> tuple[list[Sentence], list[Sentence], Tensor]:
+    """Once per folder: `folder` is only part of the cache's key."""
     examples = load_glue("stsb", split)
-    cut = partial(tokenizer(), truncation=True, max_length=LENGTH)
+    cut = partial(tokenizer(), truncation=True, max_length=length)
     first = cut([example.first for example in examples])["input_ids"]
     second = cut([str(example.second) for example in examples])["input_ids"]
     return first, second, torch.tensor([example.label for example in examples]) / LARGEST_SCORE

@@ -66,11 +66,7 @@ class Ranks:
 
 
 def ranks_of(group: dist.ProcessGroup | None) -> Ranks:
-    """The ranks of a process group; None, or a group of one rank, is this process alone.
-
-    Raises:
-        ValueError: this process is not in the group.
-    """
+    """The ranks of a process group; None, or a group of one rank, is this process alone."""
     if group is None or dist.get_world_size(group) == 1:
         return Ranks()
     from mfac.distributed.groups import GroupRanks
@@ -121,11 +117,7 @@ class AllColumns:
 
 
 def columns_of(named: Mapping[str, Tensor], masks: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> Columns:
-    """The columns that this process holds for these parameters.
-
-    Raises:
-        ValueError: parameters that cannot be divided, a group beside DTensors, or masks that do not fit.
-    """
+    """The columns that this process holds; ValueError if parameters cannot be divided or masks do not fit."""
     ranks = parameter_ranks(named, group)
     if any(is_placed(tensor) for tensor in named.values()):
         from mfac.distributed.placed import PlacedColumns
@@ -139,11 +131,7 @@ def columns_of(named: Mapping[str, Tensor], masks: Mapping[str, Tensor], group: 
 
 
 def parameter_ranks(named: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> Ranks:
-    """The ranks that share the columns: those of the group, or of the mesh of DTensor parameters.
-
-    Raises:
-        ValueError: a group beside DTensors, or DTensors that cannot be divided.
-    """
+    """The ranks that share the columns: those of the group, or of the mesh of DTensor parameters."""
     if not any(is_placed(tensor) for tensor in named.values()):
         return ranks_of(group)
     if group is not None:
@@ -179,11 +167,7 @@ def local_pieces(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def local_gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
-    """This rank's pieces of the gradients of parameters that have one.
-
-    Raises:
-        RuntimeError: a gradient has other placements than its parameter.
-    """
+    """This rank's pieces of gradients; RuntimeError if one has other placements than its parameter."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if gradients and is_placed(gradients[0]):
         from mfac.distributed.placements import check_gradient
@@ -194,11 +178,7 @@ def local_gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
 
 
 def like(name: str, value: Tensor, parameter: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy of a saved value, in `dtype`, with the device and the placements of the parameter.
-
-    Raises:
-        ValueError: the value is divided among ranks in another way.
-    """
+    """A copy of a saved value, in `dtype`, with the device and the placements of the parameter."""
     if is_placed(parameter):
         from mfac.distributed.placements import placed_like
 
@@ -207,11 +187,7 @@ def like(name: str, value: Tensor, parameter: Tensor, dtype: torch.dtype) -> Ten
 
 
 def unsharded(name: str, value: Tensor) -> Tensor:
-    """A saved value as a plain tensor.
-
-    Raises:
-        ValueError: it is a DTensor that is divided among several ranks.
-    """
+    """A saved value as a plain tensor; ValueError if it is sharded over several ranks."""
     if is_placed(value) and value.device_mesh.size() > 1:  # type: ignore[attr-defined]
         raise ValueError(
             f"the saved state of {name} is sharded over {value.device_mesh.size()} ranks; "  # type: ignore[attr-defined]

@@ -19,11 +19,7 @@ def group_parameters(params: ParamsT, **defaults: Any) -> list[dict[str, Any]]:
 
 
 def name_parameters(groups: Groups) -> dict[str, Tensor]:
-    """{name: parameter} over all groups: the names that were given, or "parameter i".
-
-    Raises:
-        ValueError: two parameters have the same name.
-    """
+    """{name: parameter} over all groups: the names that were given, or "parameter i"."""
     names: dict[Tensor, str] = {}
     for group in groups:
         for i, tensor in enumerate(group["params"]):  # torch only warns of duplicates
@@ -36,11 +32,7 @@ def name_parameters(groups: Groups) -> dict[str, Tensor]:
 
 
 def name_masks(masks: Mapping[Any, Tensor] | None, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Masks by name, whether they were given by name or by parameter.
-
-    Raises:
-        ValueError: a key is not a parameter of the optimizer, or a mask is not a tensor.
-    """
+    """Masks by name, whether they were given by name or by parameter."""
     if masks is not None and not isinstance(masks, Mapping):
         raise ValueError(f"masks must be {{parameter or name: bool tensor}}, not {type(masks).__name__}")
     names = {tensor: name for name, tensor in named.items()}
@@ -59,11 +51,7 @@ def name_masks(masks: Mapping[Any, Tensor] | None, named: Mapping[str, Tensor]) 
 
 
 def gradients_of(groups: Groups) -> dict[Tensor, Tensor]:
-    """{parameter: its gradient}, negated in groups that maximize, plus the weight decay that is not decoupled.
-
-    Raises:
-        RuntimeError: a gradient is sparse.
-    """
+    """{parameter: its gradient}, negated in groups that maximize, plus the weight decay that is not decoupled."""
     gradients: dict[Tensor, Tensor] = {}
     for group in groups:
         params = [tensor for tensor in group["params"] if tensor.grad is not None]
@@ -102,20 +90,14 @@ def check_group(group: Mapping[str, Any]) -> None:
 
 
 def read_state(state_dict: Mapping[str, Any], groups: Groups) -> tuple[dict[str, Any], dict[Tensor, dict[str, Any]]]:
-    """The window's shared state and {parameter: its entries}, from the state dict of an optimizer with these groups.
-
-    Raises:
-        ValueError: the state has no window, or was saved with other groups.
-    """
+    """The window's shared state and {parameter: its entries}, from the state dict of an optimizer with these groups."""
     saved, state = state_dict.get("param_groups", ()), state_dict.get("state", {})
     keys = [key for group in saved for key in group["params"]]
     # torch.distributed.checkpoint returns what is not a tensor under str(key), and leaves the old value where it was.
     entries = {key: _merged(state.get(key, {}), state.get(str(key), {})) for key in keys}
     windows = [entry["window"] for entry in entries.values() if "window" in entry]
     if len(windows) != 1:
-        raise ValueError(
-            "this state has no window of gradients, so another optimizer saved it; load one saved by this class"
-        )
+        raise ValueError("this state has no window of gradients, so another optimizer saved it; load one of this class")
     _check_groups(saved, groups)
     tensors = [tensor for group in groups for tensor in group["params"]]
     return windows[0], {tensor: entries[key] for key, tensor in zip(keys, tensors, strict=True) if entries[key]}

@@ -93,12 +93,7 @@ class ParameterWindow:
         return parameter in self._covered
 
     def cover(self, named: Mapping[str, Tensor]) -> None:
-        """Adds parameters, whose past gradients are taken as zero.
-
-        Raises:
-            ValueError: a mask does not fit its parameter.
-            MemoryError: the wider window does not fit. Nothing has changed.
-        """
+        """Adds parameters, whose past gradients are taken as zero; on an error nothing has changed."""
         wider = self._lay({**self.named, **named})
         if wider.dim > self.columns.dim:  # a rank may have no piece of them
             self.operator.widen(wider.dim - self.columns.dim)
@@ -109,9 +104,6 @@ class ParameterWindow:
         """{parameter: its part of F⁻¹g}, after g has entered the window (if it is its turn); None if g was skipped.
 
         A parameter without a gradient is zero in the row, and not in the result.
-
-        Raises:
-            RuntimeError: the gradient is not finite, and `nonfinite` is "raise". Nothing has changed.
         """
         row = torch.empty(self.columns.dim, dtype=self.operator.dtype, device=self.operator.device)
         self.columns.flatten([gradients.get(tensor) for tensor in self.columns.tensors], out=row)
@@ -190,10 +182,7 @@ class ParameterWindow:
     def load_state(self, shared: Mapping[str, Any], states: States, named: Mapping[str, Tensor]) -> None:
         """Loads what `shared_state` and `parameter_states` returned; parameters that have no rows in it get zeros.
 
-        `named` are the names of all parameters, which need not be in the window yet.
-
-        Raises:
-            ValueError: it is the state of another window. Nothing has changed.
+        `named` are all parameters, which need not be in the window yet. On an error nothing has changed.
         """
         with self.columns.ranks.together("loading the window"):
             for name, tensor in named.items():
@@ -301,11 +290,7 @@ class Windowed:
 
 
 def trainable(groups: Groups, masks: Mapping[Any, Tensor] | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The trainable parameters of groups, by name, and the masks of all parameters.
-
-    Raises:
-        ValueError: there is none, or a mask belongs to no parameter.
-    """
+    """The trainable parameters of groups, by name, and the masks of all parameters."""
     named = name_parameters(groups)
     found = {name: tensor for name, tensor in named.items() if tensor.requires_grad}
     if not found:

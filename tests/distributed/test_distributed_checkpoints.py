@@ -22,7 +22,6 @@ from mfac import Int8, TopK
 
 SAVED, MORE = 10, 6  # steps: past the first wrap-around, and some after it
 OPTIONS = {"momentum": 0.9, "weight_decay": 0.01, "masked": True}
-SIZES = (1, 2, 3, 4)
 
 
 def state_of(training):
@@ -58,7 +57,7 @@ def load_and_go_on(group, ways, folders, options):
 def folders(rank_pool, tmp_path_factory):
     """Checkpoints of every way of training, on some numbers of ranks."""
     root, made = tmp_path_factory.mktemp("checkpoints"), {}
-    for way, size in (("ddp", 2), ("ddp", 3), ("fsdp", 2), ("fsdp", 4)):
+    for way, size in (("ddp", 2), ("fsdp", 4)):
         made[way, size] = str(root / f"{way}-{size}")
         rank_pool.run(size, save, way, made[way, size], OPTIONS)
     made["alone", 1] = str(root / "alone")
@@ -71,7 +70,7 @@ def expected():
     return Training(None, "ddp", **OPTIONS).steps(range(SAVED + MORE)).weights()
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed")
 def test_saved_on_any_ranks_it_goes_on_on_any_other(rank_pool, folders, expected, size):
     """From DDP to FSDP2 and back too."""
@@ -115,8 +114,11 @@ def resumed_from_own_file(group, way, options):
     return training.weights(), twin.weights()
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp"])
-@pytest.mark.parametrize("window", [None, torch.bfloat16, Int8(block=8), TopK(0.5, block=8)], ids=str)
+@pytest.mark.parametrize(
+    ("way", "window"),
+    [("ddp", None), ("fsdp", None), ("ddp", torch.bfloat16), ("ddp", TopK(0.5, block=8)), ("fsdp", Int8(block=8))],
+    ids=str,
+)
 def test_every_rank_resumes_from_its_own_file_bit_for_bit(rank_pool, way, window):
     options = {"momentum": 0.9, "masked": window is None, "window": window, "dtype": torch.float32}
     for weights, resumed in rank_pool.run(3, resumed_from_own_file, way, options):
@@ -135,8 +137,9 @@ def loads_whole_state(group, way, state, options):
     return training.steps(range(SAVED, SAVED + MORE)).weights()
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp"])
-@pytest.mark.parametrize("window", [None, Int8(block=8), TopK(1.0, block=8)], ids=str)
+@pytest.mark.parametrize(
+    ("way", "window"), [("ddp", None), ("fsdp", None), ("fsdp", Int8(block=8)), ("ddp", TopK(1.0, block=8))], ids=str
+)
 def test_the_state_of_one_process_is_loaded_on_ranks(rank_pool, way, window):
     """Exactly where rows are a matrix; compressed ones are compressed anew, in blocks of each rank's columns."""
     options = {"momentum": 0.9, "masked": True, "window": window}
@@ -168,7 +171,7 @@ def test_the_state_of_another_rank_is_refused(rank_pool):
     messages = rank_pool.run(2, loads_state_of_first_rank, {})
     assert all("sharded for other ranks" in message for message in messages)
     messages = rank_pool.run(2, loads_state_of_first_rank, {"window": torch.int8})
-    assert any("which cannot be cut anew" in message for message in messages)
+    assert any("cannot be resharded" in message for message in messages)
 
 
 def compressed_elsewhere(group, folder, options, save_it):
@@ -185,9 +188,8 @@ def compressed_elsewhere(group, folder, options, save_it):
     return training.operator.rows
 
 
-@pytest.mark.parametrize("window", [Int8(block=8), TopK(0.5, block=8)], ids=str)
-def test_compressed_rows_can_be_loaded_on_as_many_ranks_only(rank_pool, tmp_path, window):
-    options = {"window": window}
+def test_compressed_rows_can_be_loaded_on_as_many_ranks_only(rank_pool, tmp_path):
+    options = {"window": TopK(0.5, block=8)}
     saved = rank_pool.run(2, compressed_elsewhere, str(tmp_path), options, True)
     assert not torch.equal(*saved)
     assert all(map(torch.equal, rank_pool.run(2, compressed_elsewhere, str(tmp_path), options, False), saved))

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from experiments.baselines.ggt import GGT, ggt_step
 from experiments.baselines.kfac import KFAC, damped_factors, input_factor, kfac_step, output_factor
+from experiments.baselines.woodfisher import rank_one_steps
 from experiments.contenders import plain_contenders, resnet_contenders
-from experiments.rank_one import rank_one_steps
 from experiments.training import compute_gradients
 from mfac.reference import woodbury_recursion
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.cifar100 import RECORD, load_cifar100
-from experiments.image_folder import FolderBatches, ImageFolder, centre_crop, random_crop
+from experiments.datasets.image_folder import FolderBatches, ImageFolder, centre_crop, random_crop
+from experiments.datasets.images import load_cifar100
 from experiments.recipe import Request
 
 Image = pytest.importorskip("PIL.Image")
@@ -93,7 +93,7 @@ def test_bad_folders_are_refused(tmp_path):
 def test_missing_pillow_says_what_to_install(monkeypatch):
     import sys
 
-    from experiments.image_folder import require_pillow
+    from experiments.datasets.image_folder import require_pillow
 
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ImportError, match="pip install pillow"):
@@ -108,7 +108,7 @@ def test_cifar100_is_read_from_its_binary_format(monkeypatch, tmp_path):
     images, labels = load_cifar100("train")
     assert labels.tolist() == [77, 12]
     assert bytes(images[1].flatten().tolist()) == pixels
-    (tmp_path / "cifar-100-binary" / "test.bin").write_bytes(bytes(RECORD - 1))
+    (tmp_path / "cifar-100-binary" / "test.bin").write_bytes(bytes(3073))
     with pytest.raises(ValueError, match="is damaged"):
         load_cifar100("test")
     monkeypatch.setenv("MFAC_DATA", str(tmp_path / "elsewhere"))

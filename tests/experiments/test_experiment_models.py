@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.imagenet import load_weights
+from experiments.image_task import load_weights
 from experiments.models.bert import bert_classifier, bert_config
 from experiments.models.mlp import LENET, MLPNET, mlp
 from experiments.models.mobilenet import MobileNetV1
@@ -111,4 +111,4 @@ def test_checkpoints_say_which_model_they_are_of(tmp_path):
         load_weights(tmp_path / "other.pt")
     torch.save({"module.fc.weight": torch.zeros(2)}, tmp_path / "short.pt")
     with pytest.raises(ValueError, match="is not of MobileNetV1"):
-        load_weights(tmp_path / "short.pt", model)
+        load_weights(tmp_path / "short.pt", "mobilenet")

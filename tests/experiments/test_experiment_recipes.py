@@ -1,7 +1,6 @@
 """Every recipe runs end to end at a tiny size, and goes on where it was stopped; the loops behind them."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,10 +10,10 @@ from torch import nn
 import mfac
 from experiments import __main__ as command
 from experiments.gradual import GradualRun, Plan
-from experiments.imagenet import MODELS
+from experiments.image_task import MODELS, ImageTask
 from experiments.models.mobilenet import MobileNetV1
 from experiments.recipe import Recipe, Request, Results
-from experiments.recipes import RECIPES, bert, mnist_pruning, normalizer_free, table1, table2, table3, table4_right
+from experiments.recipes import RECIPES, bert, normalizer_free, table1, table2, table3, table4_right
 from experiments.step_times import overheads, take_turns
 from experiments.training import Training, cosine, drops, last_loss
 
@@ -139,16 +138,16 @@ def test_an_interrupted_gradual_run_ends_as_one_that_was_not(tmp_path):
                 raise KeyboardInterrupt
             return {"accuracy": 0.0}
 
-        return GradualRun(network(), plan, batches, test, keep)
+        return GradualRun(network(), plan, ImageTask(network, batches, test), keep)
 
     one, stopped = whole(None), whole(tmp_path / "run.pt", stop=4)
-    one.run()
+    expected = one.run()["rows"]
     with pytest.raises(KeyboardInterrupt):
         stopped.run()
     resumed = whole(tmp_path / "run.pt")
-    resumed.run()
+    rows = resumed.run()["rows"]
     assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), resumed.model.parameters(), strict=True))
-    assert [row.get("sparsity") for row in resumed.rows] == [row.get("sparsity") for row in one.rows]
+    assert [row.get("sparsity") for row in rows] == [row.get("sparsity") for row in expected]
 
 
 def test_the_learning_rates_of_tables_1_and_3_are_the_papers():
@@ -184,18 +183,6 @@ def test_slices_of_table_2_are_scaled_to_the_whole(monkeypatch):
     found = table2.woodfisher_seconds(columns, {10: 1000}, 6, settings)
     assert found["seconds"] == pytest.approx(1000 * 100 * 6 * 1e-3)
     assert table2.woodfisher_seconds(columns, {10**6: 1}, 6, settings) is None
-
-
-def test_kfac_pruning_with_its_balance_is_mfacs():
-    settings = replace(mnist_pruning.SIZES["smoke"], num_grads=3, damping=1e-3)
-    batches = [(torch.randn(4, 5), torch.tensor([0, 1, 1, 0])) for _ in range(3)]
-    ours, theirs = network().double(), network().double()
-    batches = [(x.double(), y) for x, y in batches]
-    mnist_pruning.prune_kfac(settings, ours, batches, 0.5, balance=True)
-    mfac.prune(theirs, mnist_pruning.LOSS, batches, 0.5, method="kfac", update="obs", recomputations=1, num_grads=3,
-               damping=1e-3, loss_batches=1, progress=False)  # fmt: skip
-    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(a, b)
 
 
 def test_overheads_are_ratios_of_the_best_and_of_the_medians():

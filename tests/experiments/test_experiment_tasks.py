@@ -100,16 +100,16 @@ def test_minilm_agrees_with_people_about_sentences():
 
 
 def test_pairs_are_padded_side_by_side():
-    batches = PairBatches([[1, 2], [3]], [[4], [5, 6, 7]], torch.tensor([0.2, 0.8]), shuffle=False)
+    batches = PairBatches([[1, 2], [3]], [[4], [5, 6, 7]], torch.tensor([0.2, 0.8]), size=16, shuffle=False)
     ((first, first_mask, second, second_mask), scores) = next(iter(batches))
     assert first.tolist() == [[1, 2], [3, 0]]
     assert first_mask.tolist() == [[1, 1], [1, 0]]
     assert second.tolist() == [[4, 0, 0], [5, 6, 7]]
     assert second_mask.tolist() == [[1, 0, 0], [1, 1, 1]]
     assert scores.tolist() == pytest.approx([0.2, 0.8])
-    many = PairBatches([[1]] * 40, [[2]] * 40, torch.arange(40.0), shuffle=True)
+    many = PairBatches([[1]] * 40, [[2]] * 40, torch.arange(40.0), size=16, shuffle=True)
     assert len(list(many)) == len(many) == 2
-    assert len(PairBatches([[1]] * 40, [[2]] * 40, torch.arange(40.0), shuffle=False)) == 3
+    assert len(PairBatches([[1]] * 40, [[2]] * 40, torch.arange(40.0), size=16, shuffle=False)) == 3
 
 
 def test_minilm_on_glue_at_hand():

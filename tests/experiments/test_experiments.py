@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from experiments import data
+from experiments.datasets.images import crop_and_flip
 from experiments.models import resnet
 
 needs_data = pytest.mark.skipif(not data.data_folder().exists(), reason="no data under MFAC_DATA")
@@ -46,7 +47,7 @@ def test_cifar10_is_read_from_its_binary_format(monkeypatch, tmp_path):
 def test_crops_are_shifts_with_black_beyond_the_border():
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(1, 256, (64, 3, 32, 32), generator=generator).to(torch.uint8)
-    out = data.crop_and_flip(images, generator)
+    out = crop_and_flip(images, generator)
     padded = torch.nn.functional.pad(images, (4,) * 4)
     for image, result in zip(padded, out, strict=True):
         windows = [image[:, i : i + 32, j : j + 32] for i in range(9) for j in range(9)]

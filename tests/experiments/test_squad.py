@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from experiments import squad
+from experiments.datasets import squad
 from experiments.recipe import Request, Results
 from experiments.recipes import bert
 
@@ -81,47 +81,15 @@ def test_other_splits_and_missing_files_are_refused(folder):
     with pytest.raises(ValueError, match=r'"train" or "dev" .*not .test'):
         squad.load_squad("test")
     (folder / "squad" / "dev-v2.0.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"dev-v2.0.json is not there; put the public files under"):
+    with pytest.raises(FileNotFoundError, match=r"dev-v2.0.json is not there; put it there by hand"):
         squad.load_squad("dev")
 
 
-def broken(change):
-    whole = published()
-    change(whole["data"][0]["paragraphs"][0])
-    return json.dumps(whole)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"data": [', "must be JSON .*is the file whole"),
-        ('["v2.0"]', "data must be of type list as in SQuAD 2.0, not None"),
-        ('{"data": []}', "must have questions, and has none"),
-        (broken(lambda p: p.pop("context")), r"data\[0\].paragraphs\[0\].context must be of type str"),
-        (broken(lambda p: p["qas"][1].pop("answers")), r"qas\[1\].answers must be of type list"),
-        (broken(lambda p: p["qas"][0].update(id=7)), r"qas\[0\].id must be of type str as in SQuAD 2.0, not 7"),
-        (
-            broken(lambda p: p.update(context=p["context"].strip())),
-            r"answers\[0\].text must be what the context has from character \d+ .*not 'in the Alps'",
-        ),
-    ],
-)
-def test_files_that_are_not_as_published_are_refused(folder, text, message):
+@pytest.mark.parametrize("text", ['{"data": [', '["v2.0"]', '{"data": [{"paragraphs": [{"qas": [{}]}]}]}'])
+def test_files_that_are_not_as_published_are_refused(folder, text):
     (folder / "squad" / "dev-v2.0.json").write_text(text)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"dev-v2.0.json is not as published .*download it again"):
         squad.load_squad("dev")
-
-
-@pytest.mark.parametrize(("longest", "overlap"), [(384, 128), (24, 6), (17, 0), (20, 7)])
-def test_windows_are_those_that_the_tokenizer_cuts(tokenizer, longest, overlap):
-    read = squad.load_squad("dev")
-    ours = squad.collate(squad.cut_windows(read, tokenizer, longest, overlap))
-    theirs = tokenizer(
-        [q.text for q in read], [q.context for q in read], truncation="only_second", max_length=longest,
-        stride=overlap, return_overflowing_tokens=True, padding=True, return_tensors="pt",
-    )  # fmt: skip
-    for name in ("input_ids", "token_type_ids", "attention_mask"):
-        assert torch.equal(ours[name], theirs[name])
 
 
 def test_gold_tokens_are_the_answer_where_a_window_has_it(tokenizer):
@@ -151,11 +119,6 @@ def test_unanswerable_questions_point_at_the_first_token(tokenizer):
     windows = squad.cut_windows([question(*QUESTIONS[3])], tokenizer, 24, 6)
     batch = squad.collate(windows)
     assert batch["start_positions"].tolist() == batch["end_positions"].tolist() == [0] * len(windows)
-
-
-def test_a_question_that_leaves_no_room_is_refused(tokenizer):
-    with pytest.raises(ValueError, match=r"question q leaves 7 of 16 tokens .* overlap of 7; take longer windows"):
-        squad.cut_windows([question(*QUESTIONS[0])], tokenizer, 16, 7)
 
 
 def test_batches_are_drawn_anew_and_resume_by_their_generator(tokenizer):
@@ -235,12 +198,6 @@ def test_measures_by_hand(answers, guess, exact, f1):
     assert squad.score([asked], {"q": guess}) == {"exact": exact, "f1": pytest.approx(f1)}
 
 
-def test_measures_are_means_over_questions():
-    asked = [question("?", "in the Alps", "a"), question("?", None, "b"), question("?", "Tulla", "c")]
-    found = squad.score(asked, {"a": "Alps", "b": "", "c": "Basel"})
-    assert found == {"exact": pytest.approx(100 / 3), "f1": pytest.approx(100 * (2 / 3 + 1) / 3)}
-
-
 def test_a_model_that_knows_the_questions_by_heart_is_right(tokenizer):
     from transformers import BertForQuestionAnswering
 
@@ -261,7 +218,7 @@ def request_in_full(folder, tokenizer, monkeypatch):
 
     BertModel(tiny_config(tokenizer)).save_pretrained(folder / "berts" / "tiny")
     monkeypatch.setitem(bert.SIZES, "full", replace(bert.SIZES["full"], seeds=1, rates=1))
-    monkeypatch.setattr(bert, "RUNS", folder / "runs")
+    monkeypatch.setattr(bert, "file_of", lambda key: folder / "runs" / key)
     return Request("full", folder / "results", "BERT-tiny, squad2", checkpoint=folder / "berts")
 
 
@@ -303,7 +260,7 @@ def test_an_interrupted_run_goes_on_after_its_last_pass(request_in_full, capsys)
 
 @pytest.mark.parametrize(
     ("checkpoint", "reason"),
-    [(True, r"squad2 is left out: .*train-v2.0.json is not there; put the public files under"),
+    [(True, r"squad2 is left out: .*train-v2.0.json is not there; put it there by hand"),
      (False, "squad2 is left out: it needs --checkpoint FOLDER")],
 )  # fmt: skip
 def test_without_its_files_squad_is_left_out_and_glue_goes_on(tmp_path, monkeypatch, capsys, checkpoint, reason):

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from mfac import progress as progress_module
-from mfac.blocks import FisherBlocks
+from mfac.fisher_blocks import FisherBlocks
 from mfac.gradients import accumulate_fisher, collect_gradients
 from mfac.gradients import collect as collect
 from mfac.gradients.losses import criterion_loss, model_loss

@@ -7,7 +7,6 @@ import tempfile
 import pytest
 import torch
 from cases import mixed
-from compiler import needs_compiler
 
 import mfac
 from mfac.windows import as_kind, native
@@ -22,7 +21,12 @@ KINDS = {
     "int8 in one block": mfac.Int8(block=10_000),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
-pytestmark = pytest.mark.usefixtures("compiled_at_any_size")
+needs_compiler = pytest.mark.skipif(not any(map(shutil.which, native.COMPILERS)), reason="there is no C compiler")
+
+
+@pytest.fixture(autouse=True)
+def at_any_size(monkeypatch):
+    monkeypatch.setattr(native, "LEAST_NUMBERS", 0)
 
 
 @pytest.fixture

@@ -20,19 +20,6 @@ from mfac import MFAC, MFACPreconditioner
 # Masks.
 
 
-@pytest.mark.parametrize("by", ["name", "parameter"])
-def test_masks_by_name_and_by_parameter(by):
-    model = network()
-    layer = model[0]
-    mask = mask_of(layer.weight)
-    layer.weight.data.mul_(mask)
-    key = "0.weight" if by == "name" else layer.weight
-    optimizer = mfac(model.named_parameters(), masks={key: mask})
-    train(model, optimizer, range(6))
-    assert not layer.weight[~mask].any()
-    assert layer.weight[mask].all()
-
-
 @pytest.mark.parametrize(
     ("masks", "words"),
     [
@@ -64,14 +51,6 @@ def test_wrong_masks(build, masks, words):
     model = network()
     with pytest.raises(ValueError, match=words):
         build(model.named_parameters(), masks=masks(model))
-
-
-def test_masks_by_name_need_named_parameters():
-    model = network()
-    with pytest.raises(
-        ValueError, match=r"'0.weight' is not a parameter .*; give the optimizer model.named_parameters"
-    ):
-        mfac(model.parameters(), masks={"0.weight": mask_of(model[0].weight)})
 
 
 def test_a_mask_that_is_changed_later_is_not_the_optimizer_s():

@@ -91,10 +91,3 @@ def test_a_preconditioner_keeps_what_is_none_and_takes_groups():
     for parameter, gradient, old in zip(model.parameters(), before, copies, strict=True):
         assert parameter.grad is gradient  # in place
         assert gradient is None or not torch.equal(gradient, old)
-
-
-def test_what_is_no_list_of_parameters_is_refused_by_the_preconditioner():
-    with pytest.raises(TypeError, match="an iterable of Tensors or dicts"):
-        MFACPreconditioner(network()[0].weight)
-    with pytest.raises(ValueError, match="empty parameter list"):
-        MFACPreconditioner([])

@@ -10,8 +10,8 @@ from mfac.pruning import prune
 from mfac.pruning.budget import Pool
 from mfac.pruning.greedy import greedy_costs
 from mfac.pruning.patterns import NOfM, parse_pattern
-from mfac.pruning.removal import scores
 from mfac.pruning.selection import cheapest_slices
+from mfac.woodbury import scores
 
 
 def wide_mlp():

@@ -6,10 +6,10 @@ import math
 import pytest
 import torch
 
-from mfac.pruning.learning_rate_cycle import learning_rate_cycle
 from mfac.pruning.schedules import (
     checked_schedule,
     geometric_schedule,
+    learning_rate_cycle,
     mobilenet_schedule,
     polynomial_schedule,
     resnet50_schedule,

@@ -10,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from mfac.blocks import FisherBlocks
 from mfac.columns import Ranks
 from mfac.distributed.shares import ColumnShare
+from mfac.fisher_blocks import FisherBlocks
 from mfac.gradients.batches import Batch, passes
 from mfac.gradients.collect import new_rows
 from mfac.gradients.collection import Collection

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from mfac.blocks import Run, block_runs
+from mfac.pages import Run, block_runs
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mfac.blocks import FisherBlocks
 from mfac.columns import ranks_of
+from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
 from mfac.gradients.batches import ALIGNMENT, Batch, passes
 from mfac.gradients.collection import Collection

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from mfac.blocks import FisherBlocks, block_runs
+from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
 from mfac.gradients import resume
 from mfac.gradients.batches import Batch, passes
@@ -17,6 +17,7 @@ from mfac.gradients.collection import Collection, NotFiniteError
 from mfac.gradients.model_state import evaluation
 from mfac.gradients.per_sample import STAGING_BYTES
 from mfac.memory import available_memory, gib
+from mfac.pages import block_runs
 
 ROWS_AT_ONCE = 32  # are summed together: a product of matrices is faster than one row after the other
 

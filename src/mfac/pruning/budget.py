@@ -1,4 +1,4 @@
-"""How many weights go at which step, in integers, so that the last step lands exactly on the requested sparsity."""
+"""How many weights each step removes, in integers, so that the last step reaches the requested sparsity exactly."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mfac.pruning.options import PruningOptions
-from mfac.pruning.patterns import NOfM, Pattern
+from mfac.pruning.patterns import NOfM, parse_pattern
 from mfac.pruning.targets import matching_ids
 from mfac.pruning.weights import MaskedWeights
 
@@ -22,23 +22,13 @@ class Pool:
     keep: int
 
 
-@dataclass(frozen=True)
-class Count:
-    """One tensor: its weights, those that are kept now, and the least that must be kept."""
-
-    size: int
-    kept: int
-    floor: int
-
-
-def plan_steps(
-    weights: MaskedWeights, sparsity: Sparsity, options: PruningOptions, pattern: Pattern
-) -> list[list[Pool]]:
+def plan_steps(weights: MaskedWeights, sparsity: Sparsity, options: PruningOptions) -> list[list[Pool]]:
     """What each step keeps, from the present masks to the requested sparsity.
 
     Raises:
         ValueError: the sparsity is not in [0, 1], below the present one, or higher than the floors or pattern allow.
     """
+    pattern = parse_pattern(options.pattern)
     if pattern is not None:
         for name, mask in weights.masks.items():
             pattern.check(name, mask.shape)
@@ -50,13 +40,10 @@ def plan_steps(
     return step_pools(pools, kept, options.recomputations)
 
 
-def tensor_counts(masks: Mapping[str, Tensor], floor: float) -> dict[str, Count]:
-    """The counts of every tensor; a floor below 1 is a fraction of it."""
-    counts = {}
-    for name, mask in masks.items():
-        least = math.ceil(floor * mask.numel()) if floor < 1 else int(floor)
-        counts[name] = Count(mask.numel(), int(mask.sum()), min(least, int(mask.sum())))
-    return counts
+def least_kept(masks: Mapping[str, Tensor], floor: float) -> dict[str, int]:
+    """How many weights each tensor keeps at least; a floor below 1 is a fraction of it."""
+    floors = {name: math.ceil(floor * mask.numel()) if floor < 1 else int(floor) for name, mask in masks.items()}
+    return {name: min(floors[name], int(mask.sum())) for name, mask in masks.items()}
 
 
 def _pattern_pools(masks: Mapping[str, Tensor], sparsity: Sparsity, scope: str, pattern: NOfM) -> list[Pool]:
@@ -72,21 +59,19 @@ def _sparsity_pools(weights: MaskedWeights, sparsity: Sparsity, options: Pruning
     """What is kept at the end: `round(sparsity · count)` weights are removed, of all targets or of each."""
     if sparsity is None:
         raise ValueError('sparsity=None requires an "N:M" pattern, which has its own; give a number from 0 to 1')
-    counts = tensor_counts(weights.masks, options.floor)
+    sizes = {name: mask.numel() for name, mask in weights.masks.items()}
     if isinstance(sparsity, Mapping):
         each = _by_target(weights, sparsity)
-        pools = [Pool((name,), c.size - round(check_sparsity(each[name]) * c.size)) for name, c in counts.items()]
+        pools = [Pool((name,), size - round(check_sparsity(each[name]) * size)) for name, size in sizes.items()]
     else:
-        check_sparsity(sparsity)
-        total = sum(c.size for c in counts.values())
-        removed = round(sparsity * total)
-        if options.scope == "global":
-            pools = [Pool(tuple(counts), total - removed)]
-        else:
-            shares = _shares([sparsity * c.size for c in counts.values()], removed)
-            pools = [Pool((name,), c.size - n) for (name, c), n in zip(counts.items(), shares, strict=True)]
+        removed = round(check_sparsity(sparsity) * sum(sizes.values()))
+        pools = [Pool(tuple(sizes), sum(sizes.values()) - removed)]
+        if options.scope == "layer":
+            shares = _shares([sparsity * size for size in sizes.values()], removed)
+            pools = [Pool((name,), size - n) for (name, size), n in zip(sizes.items(), shares, strict=True)]
+    floors = least_kept(weights.masks, options.floor)
     for pool in pools:
-        _check_pool(pool, counts)
+        _check_pool(pool, weights.masks, sum(floors[name] for name in pool.names))
     return pools
 
 
@@ -143,10 +128,9 @@ def _shares(exact: Sequence[float], total: int) -> list[int]:
     return shares
 
 
-def _check_pool(pool: Pool, counts: Mapping[str, Count]) -> None:
-    size = sum(counts[name].size for name in pool.names)
-    kept = sum(counts[name].kept for name in pool.names)
-    floor = sum(counts[name].floor for name in pool.names)
+def _check_pool(pool: Pool, masks: Mapping[str, Tensor], floor: int) -> None:
+    size = sum(masks[name].numel() for name in pool.names)
+    kept = sum(int(masks[name].sum()) for name in pool.names)
     where = f"{pool.names[0]}: " if len(pool.names) == 1 else ""
     if pool.keep > kept:
         raise ValueError(

@@ -1,45 +1,56 @@
 """Which weights are removed: the cheapest of each pool, with a floor under every tensor."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from mfac.distributed.shared_curvature import SharedCurvature
 from mfac.layout import ParameterLayout
 from mfac.pruning.budget import Pool
 from mfac.pruning.curvature import Curvature, FisherCurvature
 from mfac.pruning.patterns import NOfM, Pattern, Slices
-from mfac.pruning.shared_curvature import SharedCurvature
 
 WithBlocks = FisherCurvature | SharedCurvature
 
 
-def choose(
-    curvature: Curvature,
-    theta: Float[Tensor, " d"],
-    layout: ParameterLayout,
-    masks: Mapping[str, Tensor],
-    pools: Sequence[Pool],
-    floors: Mapping[str, int],
-    pattern: Pattern,
-    order: str,
-) -> dict[str, Tensor]:
-    """{name: bool tensor}, True for the weights that this step removes."""
-    if isinstance(pattern, Slices):
-        return _choose_slices(pattern, curvature, theta, layout, masks, pools, floors)
-    if isinstance(pattern, NOfM):
-        costs = _costs_in_groups(pattern, curvature, theta, layout, masks)
-        offered = {name: pattern.offered(value, masks[name]) for name, value in costs.items()}
-        return cheapest(offered, masks, pools, floors)
-    if order == "greedy":
-        assert isinstance(curvature, WithBlocks)
-        # Weights that a floor keeps must not use up the count.
-        count = layout.dim - sum(pool.keep for pool in pools) + sum(floors.values())
-        scores = curvature.greedy_scores(theta, count if len(pools) == 1 else None)
-    else:
-        scores = curvature.scores(theta)
-    return cheapest(layout.unflatten(scores), masks, pools, floors)
+@dataclass(frozen=True)
+class Selection:
+    """How weights are selected: the pattern, the order, and the least that each tensor keeps."""
+
+    pattern: Pattern
+    order: str
+    floors: Mapping[str, int]
+
+    def choose(
+        self,
+        curvature: Curvature,
+        theta: Float[Tensor, " d"],
+        layout: ParameterLayout,
+        masks: Mapping[str, Tensor],
+        pools: Sequence[Pool],
+    ) -> dict[str, Tensor]:
+        """{name: bool tensor}, True for the weights that a step removes so that the pools keep what they should."""
+        if isinstance(self.pattern, Slices):
+            ids, ranges = self.pattern.groups(masks)
+            costs, sizes = _slice_costs(ids, ranges, curvature, theta, layout)
+            chosen = torch.zeros(len(costs), dtype=torch.bool, device=theta.device)
+            chosen[sorted(cheapest_slices(costs, sizes, ranges, pools, self.floors))] = True
+            return {name: chosen[ids[name]] & mask for name, mask in masks.items()}
+        if isinstance(self.pattern, NOfM):
+            costs_in = _costs_in_groups(self.pattern, curvature, theta, layout, masks)
+            offered = {name: self.pattern.offered(value, masks[name]) for name, value in costs_in.items()}
+            return cheapest(offered, masks, pools, self.floors)
+        if self.order == "greedy":
+            assert isinstance(curvature, WithBlocks)
+            # Weights that a floor keeps must not use up the count.
+            count = layout.dim - sum(pool.keep for pool in pools) + sum(self.floors.values())
+            scores = curvature.greedy_scores(theta, count if len(pools) == 1 else None)
+        else:
+            scores = curvature.scores(theta)
+        return cheapest(layout.unflatten(scores), masks, pools, self.floors)
 
 
 def _costs_in_groups(
@@ -54,35 +65,22 @@ def _costs_in_groups(
     return {name: pattern.ungrouped(part, masks[name].shape) for name, part in zip(layout.names, parts, strict=True)}
 
 
-def _choose_slices(
-    pattern: Slices,
-    curvature: Curvature,
-    theta: Tensor,
-    layout: ParameterLayout,
-    masks: Mapping[str, Tensor],
-    pools: Sequence[Pool],
-    floors: Mapping[str, int],
-) -> dict[str, Tensor]:
-    ids, ranges = pattern.groups(masks)
+def _slice_costs(
+    ids: Mapping[str, Tensor], ranges: Mapping[str, range], curvature: Curvature, theta: Tensor, layout: ParameterLayout
+) -> tuple[Float[Tensor, " groups"], Int[Tensor, " groups"]]:
+    """The cost of each slice, and how many weights it still has."""
     groups = torch.empty(layout.dim, dtype=torch.int64, device=theta.device)
     layout.flatten([ids[name] for name in layout.names], groups)
     count = max(numbers.stop for numbers in ranges.values())
-    if isinstance(curvature, WithBlocks):
-        costs = curvature.group_costs(theta, groups, count)
-    else:
-        costs = torch.zeros(count, dtype=torch.float64, device=theta.device)
-        costs.index_add_(0, groups, curvature.scores(theta))
     sizes = torch.bincount(groups, minlength=count)
-    chosen = torch.zeros(count, dtype=torch.bool, device=theta.device)
-    chosen[sorted(cheapest_slices(costs, sizes, ranges, pools, floors))] = True
-    return {name: chosen[ids[name]] & mask for name, mask in masks.items()}
+    if isinstance(curvature, WithBlocks):
+        return curvature.group_costs(theta, groups, count), sizes
+    costs = torch.zeros(count, dtype=torch.float64, device=theta.device)
+    return costs.index_add_(0, groups, curvature.scores(theta)), sizes
 
 
 def cheapest(
-    costs: Mapping[str, Tensor],
-    masks: Mapping[str, Tensor],
-    pools: Sequence[Pool],
-    floors: Mapping[str, int],
+    costs: Mapping[str, Tensor], masks: Mapping[str, Tensor], pools: Sequence[Pool], floors: Mapping[str, int]
 ) -> dict[str, Tensor]:
     """{name: bool tensor}, True for the cheapest weights of each pool.
 
@@ -97,7 +95,9 @@ def cheapest(
         offered = [_above_floor(costs[name], masks[name], floors[name]) for name in pool.names]
         count = sum(int(masks[name].sum()) for name in pool.names) - pool.keep
         flat = torch.cat([cost.flatten() for cost in offered])
-        removed = smallest(flat, count) & torch.isfinite(flat)
+        removed = torch.zeros_like(flat, dtype=torch.bool)
+        removed[torch.topk(flat, max(0, count), largest=False).indices] = True
+        removed &= torch.isfinite(flat)
         parts = removed.split([cost.numel() for cost in offered])
         chosen.update({name: part.view_as(masks[name]) for name, part in zip(pool.names, parts, strict=True)})
     return chosen
@@ -134,13 +134,6 @@ def cheapest_slices(
                 spare -= size
                 left[name] -= size
                 slices_left[name] -= 1
-    return chosen
-
-
-def smallest(costs: Float[Tensor, " n"], count: int) -> Bool[Tensor, " n"]:
-    """True for the `count` smallest."""
-    chosen = torch.zeros_like(costs, dtype=torch.bool)
-    chosen[torch.topk(costs, max(0, count), largest=False).indices] = True
     return chosen
 
 

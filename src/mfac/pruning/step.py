@@ -1,11 +1,10 @@
 """Pruning one step at a time: measure, score, choose, remove, and look at the loss; as a whole or not at all."""
 
 import math
-import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,10 +13,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from mfac.blocks import FisherBlocks
 from mfac.columns import Ranks, ranks_of
 from mfac.distributed.exchange import accumulate_share, check_ranks, collect_share
+from mfac.distributed.shared_curvature import SharedCurvature
 from mfac.distributed.shares import ColumnShare, column_shares, shares_at
+from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
 from mfac.gradients import accumulate_fisher, collect_gradients
 from mfac.gradients.batches import Batch, move
@@ -27,14 +27,13 @@ from mfac.gradients.model_state import evaluation
 from mfac.layout import Masks, ParameterLayout
 from mfac.pruning.batch_norm import average_statistics, recalibrate
 from mfac.pruning.batch_stream import BatchStream
-from mfac.pruning.budget import Pool, Sparsity, plan_steps, tensor_counts
+from mfac.pruning.budget import Pool, Sparsity, least_kept, plan_steps
 from mfac.pruning.curvature import Curvature, FisherCurvature
 from mfac.pruning.dampings import choose_damping
 from mfac.pruning.options import PruningOptions
 from mfac.pruning.patterns import Slices, parse_pattern
 from mfac.pruning.result import PruningResult, StepRecord
-from mfac.pruning.selection import choose
-from mfac.pruning.shared_curvature import SharedCurvature
+from mfac.pruning.selection import Selection
 from mfac.pruning.targets import choose_targets
 from mfac.pruning.weights import MaskedWeights
 
@@ -54,7 +53,7 @@ class Step:
     weights: MaskedWeights
     layout: ParameterLayout
     stream: BatchStream
-    folder: Path | None
+    folder: str | None
 
 
 class Method(Protocol):
@@ -104,17 +103,16 @@ class Pruner:
                 raise ValueError("sparsity by name says what is pruned; leave targets out")
             targets = list(sparsity) if isinstance(sparsity, Mapping) else options.targets
             self.weights = MaskedWeights(model, choose_targets(model, targets, options.ignore), masks)
-            self._pattern = parse_pattern(options.pattern)
-            self.plan = plan_steps(self.weights, sparsity, options, self._pattern)
-            counts = tensor_counts(self.weights.masks, options.floor)
-            self._floors = {name: count.floor for name, count in counts.items()}
+            self.plan = plan_steps(self.weights, sparsity, options)
+            floors = least_kept(self.weights.masks, options.floor)
+            self._selection = Selection(parse_pattern(options.pattern), options.order, floors)
             fisher = FisherMethod(loss_fn, options, ranks)
             fisher.check(self.weights)
-            self._method = method or (MagnitudeMethod() if options.method == "magnitude" else fisher)
+            self._method = method or (Magnitude() if options.method == "magnitude" else fisher)
             self.stream = batches if isinstance(batches, BatchStream) else BatchStream(batches, self._seed())
             self.stream.needed = f" ({self.total} recomputations need {self.total * options.num_grads} gradients)"
             self._start = self.stream.drawn
-            self._loss = LossProbe(model, loss_fn, self.stream.peek(options.loss_batches), ranks)
+            self._loss_fn, self._loss_batches = loss_fn, self.stream.peek(options.loss_batches)
         if ranks.size > 1:
             fisher.check_ranks(self.weights, sparsity)
             for buffer in model.buffers():  # running statistics differ after training under DDP
@@ -153,8 +151,14 @@ class Pruner:
         if self.done:
             raise RuntimeError(f"all {self.total} steps are done; build another Pruner for a higher sparsity")
         history = self.result.history
-        loss = history[-1].loss_after if history else self._loss.before()
-        with _folder(self.options.rows_dir) as folder:
+        loss = history[-1].loss_after if history else self._mean_loss()
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"the loss of the model is {loss} before anything is pruned: the model has diverged, or a batch is "
+                "broken; nothing was changed"
+            )
+        rows_dir = self.options.rows_dir
+        with tempfile.TemporaryDirectory(prefix="mfac-rows-", dir=rows_dir) if rows_dir else nullcontext() as folder:
             step = Step(self.steps_done + 1, self.weights, self.weights.layout(), self.stream, folder)
             record = self._take(step, self.plan[self.steps_done], loss)
         history.append(record)
@@ -183,7 +187,7 @@ class Pruner:
             raise ValueError("the state was saved by a run with another plan; build it with the same arguments")
         self.stream.load_state_dict(state["stream"], state["start"])
         self._start = state["start"]
-        self._loss.take(self.stream.peek(self.options.loss_batches))
+        self._loss_batches = self.stream.peek(self.options.loss_batches)
         self.stream.skip_to(state["stream"]["drawn"])
         self.weights.masks = {name: mask.to(self.weights.device) for name, mask in state["masks"].items()}
         self.result.masks.update(self.weights.masks)
@@ -203,13 +207,12 @@ class Pruner:
         weights, layout = step.weights, step.layout
         theta = weights.vector(layout)
         curvature = self._method.curvature(step, measured)
-        options = self.options
-        removed = choose(curvature, theta, layout, weights.masks, pools, self._floors, self._pattern, options.order)
+        removed = self._selection.choose(curvature, theta, layout, weights.masks, pools)
         gone: Bool[Tensor, " d"] = weights.row_of(layout, removed)
         if self._ranks.size > 1:  # all choose by the same numbers; ties are broken as on the first rank
             self._ranks.from_first_(gone)
             removed = layout.unflatten(gone)
-        delta, predicted = curvature.remove(theta, gone, options.update)
+        delta, predicted = curvature.remove(theta, gone, self.options.update)
         loss_after = self._write(layout, theta + delta, removed)
         return StepRecord(
             step=step.number,
@@ -233,7 +236,26 @@ class Pruner:
                     norms = recalibrate(self.weights.model, self.options.bn_batches)
                 if self._ranks.size > 1:
                     average_statistics(norms, self._ranks.sum_)
-            return self._loss.after()
+            loss = self._mean_loss()
+            if not math.isfinite(loss):
+                raise RuntimeError(
+                    f"the loss became {loss} in this step, which is undone: the weights are those of the step before; "
+                    "use a larger damping, more recomputations, or a lower sparsity"
+                )
+            return loss
+
+    def _mean_loss(self) -> float:
+        """The mean over a few batches that stay the same, those of all ranks, in eval mode."""
+        model, ranks = self.weights.model, self._ranks
+        devices = {parameter.device for parameter in model.parameters()}
+        with ranks.together("the loss"), evaluation(model), torch.no_grad():
+            batches = [move(batch, *devices) if len(devices) == 1 else batch for batch in self._loss_batches]
+            losses = [float(self._loss_fn(model, batch)) for batch in batches]
+        if ranks.size == 1:
+            return sum(losses) / len(losses)
+        total = torch.tensor([sum(losses), len(losses)], dtype=torch.float64, device=self.weights.device)
+        loss, count = ranks.sum_(total).tolist()
+        return float(loss / count)
 
 
 class FisherMethod:
@@ -256,7 +278,7 @@ class FisherMethod:
         arguments = step.weights.model, self.loss_fn, step.stream, options.num_grads
         if self.block_size is not None and self._sums_up:
             return accumulate_fisher(*arguments, self.block_size, **shared)
-        out = None if step.folder is None else step.folder / "gradients.rows"
+        out = None if step.folder is None else Path(step.folder, "gradients.rows")
         try:
             return collect_gradients(*arguments, out=out, **shared)
         except MemoryError as error:
@@ -264,15 +286,15 @@ class FisherMethod:
 
     def curvature(self, step: Step, measured: Rows) -> Curvature:
         """The matrix, with a damping chosen by the data if that was requested."""
-        ranks, sizes, damping = self.ranks, step.layout.sizes, self.options.damping
+        ranks, sizes, damping, reduce = self.ranks, step.layout.sizes, self.options.damping, None
         if ranks.size > 1:
-            shares = self._shares(step)
+            shares, reduce = self._shares(step), ranks.sum_
             sizes = shares[ranks.rank].sizes
         if isinstance(damping, str):
             assert isinstance(measured, Tensor)
-            damping = choose_damping(measured, self.block_size, sizes, ranks=ranks)
-        local = FisherCurvature(measured, damping, self.block_size, sizes, step.layout.device, ranks)
-        return local if ranks.size == 1 else SharedCurvature(local, shares, ranks)
+            damping = choose_damping(measured, self.block_size, sizes, reduce=reduce)
+        local = FisherCurvature(measured, damping, self.block_size, sizes, step.layout.device, reduce)
+        return local if ranks.size == 1 else SharedCurvature(local, shares, ranks, self.block_size is not None)
 
     def check(self, weights: MaskedWeights) -> None:
         """Raises ValueError for whatever the collectors of gradients would not take, before anything is done."""
@@ -318,81 +340,21 @@ class FisherMethod:
         return shares_at(cuts, step.layout.sizes, self.ranks.size)
 
 
-class MagnitudeMethod:
-    """The smallest weights are removed; no data is looked at."""
+class Magnitude:
+    """The smallest weights are removed and the others do not move; method and curvature in one, without data."""
+
+    damping = None
 
     def measure(self, step: Step) -> None:
         """Nothing."""
 
-    def curvature(self, step: Step, measured: None) -> Curvature:
-        """The identity."""
-        return WeightCurvature()
-
-
-class WeightCurvature:
-    """Scores θ_i² c_i, and the remaining weights do not compensate; c = 1 is magnitude."""
-
-    damping = None
-
-    def __init__(self, factors: Float[Tensor, " d"] | None = None):
-        self.factors = factors
+    def curvature(self, step: Step, measured: None) -> "Magnitude":
+        return self
 
     def scores(self, theta: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
-        return theta.square() if self.factors is None else theta.square() * self.factors
+        return theta.square()
 
     def remove(
         self, theta: Float[Tensor, " d"], removed: Bool[Tensor, " d"], update: str
     ) -> tuple[Float[Tensor, " d"], None]:
         return torch.where(removed, -theta, 0.0), None
-
-
-class LossProbe:
-    """The mean loss over a few batches that stay the same, those of all ranks, in eval mode."""
-
-    def __init__(self, model: nn.Module, loss_fn: LossFn, batches: Iterable[Batch], ranks: Ranks):
-        self.model, self.loss_fn, self.ranks = model, loss_fn, ranks
-        self.take(batches)
-
-    def take(self, batches: Iterable[Batch]) -> None:
-        devices = {parameter.device for parameter in self.model.parameters()}
-        self.batches = [move(batch, *devices) if len(devices) == 1 else batch for batch in batches]
-
-    def before(self) -> float:
-        """The loss at the start; raises ValueError if it is not finite."""
-        loss = self._loss()
-        if not math.isfinite(loss):
-            raise ValueError(
-                f"the loss of the model is {loss} before anything is pruned: the model has diverged, or a batch is "
-                "broken; nothing was changed"
-            )
-        return loss
-
-    def after(self) -> float:
-        """The loss after a step; raises RuntimeError if it is not finite."""
-        loss = self._loss()
-        if not math.isfinite(loss):
-            raise RuntimeError(
-                f"the loss became {loss} in this step, which is undone: the weights are those of the step before; "
-                "use a larger damping, more recomputations, or a lower sparsity"
-            )
-        return loss
-
-    def _loss(self) -> float:
-        with self.ranks.together("the loss"), evaluation(self.model), torch.no_grad():
-            losses = [float(self.loss_fn(self.model, batch)) for batch in self.batches]
-        if self.ranks.size == 1:
-            return sum(losses) / len(losses)
-        device = next(self.model.parameters()).device
-        total = torch.tensor([sum(losses), len(losses)], dtype=torch.float64, device=device)
-        loss, count = self.ranks.sum_(total).tolist()
-        return float(loss / count)
-
-
-@contextmanager
-def _folder(rows_dir: str | os.PathLike[str] | None) -> Iterator[Path | None]:
-    """A temporary folder for the rows of a step."""
-    if rows_dir is None:
-        yield None
-        return
-    with tempfile.TemporaryDirectory(prefix="mfac-rows-", dir=rows_dir) as folder:
-        yield Path(folder)

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -9,39 +10,24 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mfac import products
-from mfac.pages import Pages
+from mfac.pages import WIDE_PIECE, Pages
 
 
-class MadePages(Pages):
-    """Pages whose columns are made when they are asked for; none is held longer than it is worked on.
+@dataclass(frozen=True)
+class MadeColumns:
+    """Columns that are made when they are read: a source for `Pages`."""
 
-    Args:
-        example: any column, for the number of rows, the dtype and the device.
-        dim: d.
-        load: (start, stop) -> those columns.
-        gather: indices -> single columns.
-    """
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    load: Callable[[int, int], Tensor]
+    gather: Callable[[Tensor], Tensor]
 
-    def __init__(
-        self,
-        example: Float[Tensor, "m 1"],
-        dim: int,
-        load: Callable[[int, int], Tensor],
-        gather: Callable[[Tensor], Tensor],
-    ):
-        super().__init__(example.expand(-1, dim), example.device)
-        self._load = load
-        self._gather = gather
-
-    @property
-    def in_place(self) -> bool:
-        return False
-
-    def load(self, columns: slice) -> Float[Tensor, "m columns"]:
-        return self._load(columns.start, columns.stop)
-
-    def gather(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "m n"]:
-        return self._gather(indices.to(self.device))
+    @classmethod
+    def pages(cls, dim: int, load: Callable[[int, int], Tensor], gather: Callable[[Tensor], Tensor]) -> Pages:
+        """Pages over them, with pieces of moderate memory."""
+        example = load(0, 1)
+        source = cls((len(example), dim), example.dtype, load, gather)
+        return Pages(source, example.device, max(1, WIDE_PIECE // len(example)))
 
 
 class CompressedRows(ABC):
@@ -62,7 +48,7 @@ class CompressedRows(ABC):
 
     def pages(self, n: int) -> Pages:
         load, gather = partial(self.columns, n), partial(self.gather, n)
-        return MadePages(load(0, 1), self.shape[1], load, gather)
+        return MadeColumns.pages(self.shape[1], load, gather)
 
     def gram(self, n: int, dtype: torch.dtype) -> Float[Tensor, "n n"]:
         step, d = max(1, products.TILE // n), self.shape[1]

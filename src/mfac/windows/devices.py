@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mfac.pages import Pages
-from mfac.windows.compressed import MadePages
+from mfac.windows.compressed import MadeColumns
 from mfac.windows.rows import ChosenColumns, Kind, Rows, SavedRows, SideBySide, StoredRow
 
 
@@ -76,7 +76,7 @@ class DeviceRows:
     def pages(self, n: int) -> Pages:
         """Columns are brought to the first device when they are asked for."""
         load, gather = partial(self._columns, n), partial(self._gather, n)
-        return MadePages(load(0, 1), self.shape[1], load, gather)
+        return MadeColumns.pages(self.shape[1], load, gather)
 
     def widened(self, extra: int) -> Rows:
         return DeviceRows([*self.pieces[:-1], self.pieces[-1].widened(extra)], self.devices)

@@ -1,7 +1,7 @@
 """What is plotted and tabulated: its name, its unit, and how its values are written."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 MISSING, SPACE = "–", "\N{NO-BREAK SPACE}"
@@ -23,36 +23,27 @@ class Quantity:
     def heading(self) -> str:
         return f"{self.name} ({self.unit})" if self.unit else self.name
 
-    def text(self, value: float | None) -> str:
-        """A stored value without its unit."""
+    def text(self, value: float | None, unit: bool = False) -> str:
         if value is None or not math.isfinite(value):
             return MISSING
         shown = value * self.factor
-        return f"{shown:#.4g}".rstrip(".") if self.decimals is None else f"{shown:,.{self.decimals}f}"
-
-    def full(self, value: float | None) -> str:
-        """A stored value with its unit."""
-        text = self.text(value)
-        return text if text == MISSING or not self.unit else f"{text}{SPACE}{self.unit}"
+        text = f"{shown:#.4g}".rstrip(".") if self.decimals is None else f"{shown:,.{self.decimals}f}"
+        return f"{text}{SPACE}{self.unit}" if unit and self.unit else text
 
 
-SPARSITY = Quantity("sparsity", "%", 100, 2)
-LOSS = Quantity("loss")
-STEP = Quantity("step", decimals=0)
+LOSS, STEP, SPARSITY = Quantity("loss"), Quantity("step", decimals=0), Quantity("sparsity", "%", 100, 2)
 
 
 def measure_quantity(name: str, values: Iterable[float | None]) -> Quantity:
     """An accuracy between 0 and 1 is written in per cent, every other measure as it is."""
-    if "accuracy" in name.lower() and all(0 <= value <= 1 for value in values if value is not None):
-        return Quantity(name, "%", 100, 1)
-    return Quantity(name)
+    share = "accuracy" in name.lower() and all(0 <= value <= 1 for value in values if value is not None)
+    return Quantity(name, "%", 100, 1) if share else Quantity(name)
 
 
-def scaled(name: str, values: Iterable[float | None], units: Iterable[tuple[str, float, float]]) -> Quantity:
+def scaled(name: str, values: Iterable[float | None], units: Sequence[tuple[str, float, float]]) -> Quantity:
     """A time or a size in the unit that suits its largest value."""
     largest = max((value for value in values if value is not None), default=0.0)
-    unit, size = next((unit, size) for unit, least, size in units if largest >= least)
-    return Quantity(name, unit, 1 / size)
+    return next(Quantity(name, unit, 1 / size) for unit, least, size in units if largest >= least)
 
 
 def percent(fraction: float) -> str:

@@ -1,4 +1,4 @@
-"""Batches of tensors that are in memory: in order, or shuffled anew in every pass."""
+"""Batches of tensors in memory."""
 
 from collections.abc import Callable, Iterator
 
@@ -7,19 +7,17 @@ from torch import Tensor
 
 
 class TensorBatches:
-    """Batches (inputs, targets), as many passes as wanted.
-
-    The order of a shuffled pass is drawn from torch's global random state when the pass begins.
+    """Batches (inputs, targets): in order, or shuffled by torch's global random state at the start of each pass.
 
     Args:
-        inputs: one a sample, along the first dimension.
-        targets: likewise.
-        batch_size: of every batch; a smaller last one is left out where batches are shuffled.
+        inputs: one sample per index of the first dimension.
+        targets: one per sample.
+        batch_size: of every batch; a smaller last one is dropped if batches are shuffled.
         shuffle: a new order in each pass.
-        prepare: is given the inputs of a batch (pixels as bytes, say) and returns what the model takes.
+        prepare: applied to the inputs of each batch.
 
     Raises:
-        ValueError: lengths that differ, or less than one whole batch.
+        ValueError: the lengths differ, or there is not one whole batch.
     """
 
     def __init__(
@@ -32,7 +30,7 @@ class TensorBatches:
         prepare: Callable[[Tensor], Tensor] | None = None,
     ):
         if len(inputs) != len(targets):
-            raise ValueError(f"{len(inputs)} inputs and {len(targets)} targets; there must be one target an input")
+            raise ValueError(f"{len(inputs)} inputs and {len(targets)} targets; expected one target per input")
         if not 1 <= batch_size <= len(inputs):
             raise ValueError(f"batch_size must be from 1 to {len(inputs)}, the number of samples, not {batch_size!r}")
         self.inputs, self.targets = inputs, targets
@@ -43,9 +41,7 @@ class TensorBatches:
         return whole + bool(rest and not self.shuffle)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        count = len(self.inputs)
-        order = torch.randperm(count) if self.shuffle else torch.arange(count)
-        for i in range(len(self)):
-            chosen = order[i * self.batch_size : (i + 1) * self.batch_size]
+        order = torch.randperm(len(self.inputs)) if self.shuffle else torch.arange(len(self.inputs))
+        for chosen in order.split(self.batch_size)[: len(self)]:
             inputs = self.inputs[chosen]
             yield inputs if self.prepare is None else self.prepare(inputs), self.targets[chosen]

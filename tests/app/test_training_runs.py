@@ -1,6 +1,5 @@
-"""Training runs: the same weights whether they were interrupted or not; the same start and batches for all."""
+"""Training runs: the same weights whether interrupted or not; the same start and batches for all optimizers."""
 
-import json
 import math
 import random
 import signal
@@ -13,34 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from run_cases import TRAINING, StopAfter, data, loss, network, small_task, start, tensor_bytes
+from run_cases import TRAINING, StopAfter, data, loss, network, run, small_task, start, tensor_bytes, without_times
 from torch import nn
 from torch.utils.data import DataLoader
 
 from mfac import MFAC
+from mfac.app.runs.folder import read_run
 from mfac.app.runs.optimizers import DEFAULTS, OPTIMIZERS, OptimizerSettings, make_optimizer
 from mfac.app.runs.task_batches import TaskBatches, epoch
 from mfac.app.runs.training_loop import TrainingLoop
-from mfac.app.runs.training_run import run_training
 
 HERE = Path(__file__).parents[1] / "support"
 CPU = torch.device("cpu")
-
-
-def run(folder, settings=TRAINING, task=None, **options):
-    return run_training(task or small_task(), settings, Path(folder), **options)
-
-
-def without_times(record):
-    text = json.loads(json.dumps(record))
-    for key in ("started", "finished"):
-        text.pop(key)
-    for cell in text["cells"]:
-        for key in ("seconds", "seconds_total", "peak_bytes"):
-            cell.pop(key)
-        for entry in cell["evaluations"]:
-            entry.pop("second")
-    return text
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -48,12 +31,12 @@ def test_interrupted_twice_it_ends_with_the_same_bits(tmp_path, name):
     task = small_task(optimizer=lambda params: torch.optim.NAdam(params, lr=0.01))
     settings = replace(TRAINING, optimizers=(OptimizerSettings(name, num_grads=4, momentum=0.9),), eval_every=5)
     whole = run(tmp_path / "whole", settings, task)
-    for calls in (8, 10):  # in mid-epoch, in the first and the second
+    for calls in (8, 10):  # in the middle of the first and of the second epoch
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path / "stopped", settings, task, watcher=StopAfter(calls))
-    watcher = StopAfter(-1)
+    watcher = StopAfter()
     stopped = run(tmp_path / "stopped", settings, task, watcher=watcher)
-    assert any("going on after step" in line for line in watcher.lines)
+    assert any("resuming after" in line for line in watcher.lines)
     assert tensor_bytes(tmp_path / "stopped") == tensor_bytes(tmp_path / "whole")
     assert without_times(stopped) == without_times(whole)
 
@@ -67,27 +50,23 @@ def test_killed_twice_it_ends_with_the_same_bits(tmp_path):
     assert tensor_bytes(tmp_path / "killed") == tensor_bytes(tmp_path / "whole")
 
 
-def test_saving_seldom_costs_steps_and_no_bits(tmp_path):
+def test_steps_that_were_not_saved_are_repeated(tmp_path):
     settings = replace(TRAINING, save_every=1e9)
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "stopped", settings, watcher=StopAfter(50))  # the first cell is complete, the second is not
-    assert len(json.loads((tmp_path / "stopped" / "run.json").read_text())["cells"]) == 1
+        run(tmp_path / "stopped", settings, watcher=StopAfter(50))
+    assert len(read_run(tmp_path / "stopped")["cells"]) == 1
     run(tmp_path / "stopped", settings)
     run(tmp_path / "whole", settings)
     assert tensor_bytes(tmp_path / "stopped") == tensor_bytes(tmp_path / "whole")
 
 
-def test_all_optimizers_begin_with_the_same_weights_and_batches(tmp_path):
+def test_cells_are_complete_and_begin_with_the_same_weights_and_batches(tmp_path):
     record = run(tmp_path, replace(TRAINING, seeds=(0, 1)))
     assert [(cell["optimizer"], cell["seed"]) for cell in record["cells"]] == [
         ("mfac", 0), ("adam", 0), ("mfac", 1), ("adam", 1)
     ]  # fmt: skip
     first = [cell["losses"][0] for cell in record["cells"]]
     assert first[0] == first[1] != first[2] == first[3]
-
-
-def test_a_cell_has_everything(tmp_path):
-    record = run(tmp_path)
     for cell in record["cells"]:
         assert cell["steps"] == len(cell["losses"]) == len(cell["seconds"]) == 3 * 12
         assert all(before < after for before, after in pairwise(cell["seconds"]))
@@ -99,7 +78,7 @@ def test_a_cell_has_everything(tmp_path):
     assert record["finished"] is not None
 
 
-def test_a_run_of_plain_sgd_is_the_plain_loop(tmp_path):
+def test_plain_sgd_is_the_plain_loop(tmp_path):
     task = small_task(train_batches=lambda: DataLoader(data(), batch_size=8))
     sgd = OptimizerSettings("sgd", lr=0.1, momentum=0.5, weight_decay=0.01)
     cell = run(tmp_path, replace(TRAINING, optimizers=(sgd,), steps=20, schedule="cosine"), task)["cells"][0]
@@ -123,11 +102,11 @@ def test_a_run_of_plain_sgd_is_the_plain_loop(tmp_path):
 
 def test_a_loss_that_is_not_finite_ends_the_cell_and_not_the_run(tmp_path):
     optimizers = (OptimizerSettings("sgd", lr=1e30), OptimizerSettings("adam"))
-    watcher = StopAfter(-1)
+    watcher = StopAfter()
     first, second = run(tmp_path, replace(TRAINING, optimizers=optimizers), watcher=watcher)["cells"]
     assert first["losses"][-1] is None
     assert first["stopped"] == f"the loss was not finite at step {first['steps']}"
-    assert any("a lower learning rate may help" in line for line in watcher.lines)
+    assert any("try a lower learning rate" in line for line in watcher.lines)
     assert second["steps"] == 36
     assert "stopped" not in second
 
@@ -139,12 +118,12 @@ def test_evaluation_does_not_disturb_training(tmp_path):
         return 0.5
 
     with_it = run(tmp_path / "a", replace(TRAINING, eval_every=1), small_task(evaluate=evaluate))["cells"]
-    without = run(tmp_path / "b")["cells"]
+    without = run(tmp_path / "b", TRAINING)["cells"]
     assert [cell["losses"] for cell in with_it] == [cell["losses"] for cell in without]
     assert all(entry["measure"] == 0.5 for entry in with_it[0]["evaluations"])
 
 
-def test_tied_weights_are_saved_once_and_come_back(tmp_path):
+def test_tied_weights_are_saved_once_and_loaded_again(tmp_path):
     class Tied(nn.Module):
         def __init__(self):
             super().__init__()
@@ -158,51 +137,41 @@ def test_tied_weights_are_saved_once_and_come_back(tmp_path):
     settings = replace(TRAINING, optimizers=(OptimizerSettings("sgd"),), epochs=1)
     trained = run(tmp_path / "a", settings, task)["cells"][0]
     again = replace(settings, checkpoint=str(tmp_path / "a" / trained["files"]["weights"]), steps=1)
+    assert len(tensor_bytes(tmp_path / "a")) == 1
     assert run(tmp_path / "b", again, task)["cells"][0]["losses"][0] < trained["losses"][0]
 
 
-def test_an_epoch_is_decided_by_its_seed_alone():
-    batches = TaskBatches(small_task(), CPU)
-    torch.manual_seed(1)
-    outside = torch.get_rng_state()
-    first = [batch[0] for batch in epoch(batches, 3)]
-    assert torch.equal(torch.get_rng_state(), outside)
-    torch.manual_seed(2)
-    again, other = [batch[0] for batch in epoch(batches, 3)], [batch[0] for batch in epoch(batches, 4)]
-    assert all(map(torch.equal, first, again))
-    assert not all(map(torch.equal, first, other))
-
-
-def test_whatever_an_epoch_draws_from_is_its_own():
+def test_an_epoch_depends_on_its_seed_alone():
     def draws():
         while True:
             yield random.random(), np.random.rand(), float(torch.rand(()))
 
-    def three(seed):
-        return [(batch, random.random(), np.random.rand()) for batch in islice(epoch(draws(), seed), 3)]
+    def outside():
+        return random.random(), np.random.rand(), float(torch.rand(()))
 
-    random.seed(1)
-    np.random.seed(1)
+    def three(seed):
+        for source in (random.seed, np.random.seed, torch.manual_seed):
+            source(1)
+        return [(batch, outside()) for batch in islice(epoch(draws(), seed), 3)]
+
     first = three(3)
-    random.seed(1)
-    np.random.seed(1)
     assert three(3) == first
-    assert [part[1:] for part in first] != [part[0][:2] for part in first]
-    random.seed(1)
-    np.random.seed(1)
-    assert [part[1:] for part in first] == [(random.random(), np.random.rand()) for _ in range(3)]
-    assert [part[0] for part in three(3)] == [part[0] for part in first]
-    assert [part[0] for part in three(4)] != [part[0] for part in first]
+    assert [batch for batch, _ in three(4)] != [batch for batch, _ in first]
+    assert [rest for _, rest in three(4)] == [rest for _, rest in first]
+    batches = TaskBatches(small_task(), CPU)
+    ours, again, other = ([batch[0] for batch in epoch(batches, seed)] for seed in (3, 3, 4))
+    assert all(map(torch.equal, ours, again))
+    assert not all(map(torch.equal, ours, other))
 
 
 def test_batches_without_a_length_are_counted():
     assert TaskBatches(small_task(train_batches=lambda: iter(DataLoader(data(), 10))), CPU).count() == 10
-    with pytest.raises(ValueError, match=r"train_batches\(\) of small gives no batch"):
-        TaskBatches(small_task(train_batches=list), CPU).count()
-    model = network()
     empty = TaskBatches(small_task(train_batches=list), CPU)
-    with pytest.raises(ValueError, match="gives no batch"):
-        TrainingLoop(model, loss, empty, torch.optim.SGD(model.parameters()), seed=0).run(1)
+    with pytest.raises(ValueError, match=r"train_batches\(\) of small returned no batches"):
+        empty.count()
+    model = network()
+    with pytest.raises(ValueError, match="returned no batches"):
+        TrainingLoop(model, loss, empty, torch.optim.SGD(model.parameters()), seed=0).take_step()
 
 
 @pytest.mark.parametrize(
@@ -210,30 +179,24 @@ def test_batches_without_a_length_are_counted():
     [
         ({"optimizers": (OptimizerSettings("sophia"),)}, "optimizer must be one of mfac, sgd, adam, adamw, task"),
         ({"optimizers": (OptimizerSettings("task"),)}, "the task small defines no optimizer; choose one of mfac"),
-        ({"optimizers": ()}, "give one optimizer or several, each once, not none"),
+        ({"optimizers": ()}, "give at least one optimizer, without repeats, not none"),
         ({"optimizers": (OptimizerSettings("mfac", lr=-1.0),)}, "lr must be 0 or more"),
-        ({"seeds": (1, 1)}, "give one seed or several, each once, not 1, 1"),
-        ({"epochs": 0}, "epochs must be 1 or more, not 0"),
+        ({"seeds": (1, 1)}, "give at least one seed, without repeats, not 1, 1"),
         ({"steps": 0}, "steps must be 1 or more, not 0"),
-        ({"schedule": "hope"}, "schedule must be cosine or constant, not 'hope'"),
+        ({"schedule": "hope"}, "schedule must be one of cosine, constant, not 'hope'"),
     ],
 )
-def test_what_does_not_fit_is_said_before_anything_is_written(tmp_path, changes, words):
+def test_invalid_settings_are_reported_before_anything_is_written(tmp_path, changes, words):
     with pytest.raises(ValueError, match=words):
         run(tmp_path / "run", replace(TRAINING, **changes))
     assert not (tmp_path / "run").exists()
 
 
 def test_settings_reach_the_optimizers():
-    model = network()
-    task = small_task()
+    model, task = network(), small_task()
     ours = make_optimizer(OptimizerSettings("mfac", lr=0.3, num_grads=7, damping=0.2, weight_decay=0.1), task, model)
     assert isinstance(ours, MFAC)
-    assert ours.damping == 0.2
-    assert ours.param_groups[0]["weight_decay"] == 0.1
-    assert ours.diagnostics()["num_seen"] == 0
-    adamw = make_optimizer(OptimizerSettings("adamw"), task, model)
-    assert adamw.param_groups[0]["weight_decay"] == 0.01
+    assert (ours.damping, ours.param_groups[0]["weight_decay"]) == (0.2, 0.1)
+    assert make_optimizer(OptimizerSettings("adamw"), task, model).param_groups[0]["weight_decay"] == 0.01
     model[0].weight.requires_grad_(False)
-    sgd = make_optimizer(OptimizerSettings("sgd"), task, model)
-    assert len(sgd.param_groups[0]["params"]) == 5
+    assert len(make_optimizer(OptimizerSettings("sgd"), task, model).param_groups[0]["params"]) == 5
