@@ -13,7 +13,7 @@ from mfac.columns import Ranks, ranks_of
 from mfac.dual import DualBlocks
 from mfac.inverse_fisher import InverseFisher
 from mfac.pages import Run
-from mfac.precision import Precision, check_precision, is_sensitive, needs_float64, product_dtype
+from mfac.precision import Precision, check_precision, is_sensitive, needs_float64, product_dtype, step_dtype
 from mfac.sliding import SlidingInverse
 from mfac.windows import SavedRows, Window, as_devices, as_kind, build_rows, check_wider, saved_rows
 
@@ -262,7 +262,7 @@ class DynamicInverseFisher(InverseFisher):
 
     def _update_dtype(self, vector: torch.dtype) -> torch.dtype:
         """The dtype of products that only enter the push-through form."""
-        return product_dtype(self._precision, vector, self.dtype, torch.float64 if self._sensitive else vector)
+        return step_dtype(self._precision, self._sensitive, vector, self.dtype)
 
     def _judge(self, sensitivity: float) -> None:
         """Switches to float64 where steps have become too sensitive for float32, and back when that is over."""
@@ -288,7 +288,7 @@ class DynamicInverseFisher(InverseFisher):
         dtype = product_dtype(self._precision, self.dtype, self._rows.dtype)
         if needs_float64(self._precision, dtype, self._inverse.K, self._inverse.shift):
             dtype = torch.float64
-        if dtype == torch.float64 and self._rough:
+        if self._precision == "auto" and dtype == torch.float64 and self._rough:
             self._polish()
         return dtype
 
