@@ -13,12 +13,11 @@ from mfac.columns import Ranks, ranks_of
 from mfac.dual import DualBlocks
 from mfac.inverse_fisher import InverseFisher
 from mfac.pages import Run
-from mfac.precision import SENSITIVITY_LIMIT, Precision, check_precision, float32_holds
+from mfac.precision import Precision, check_precision, is_sensitive, needs_float64, product_dtype, step_dtype
 from mfac.sliding import SlidingInverse
 from mfac.windows import SavedRows, Window, as_devices, as_kind, build_rows, check_wider, saved_rows
 
 Normalize = Literal["seen", "full", "sum"]
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 ANSWER_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 SHORT_ROW = 1 << 14  # up to here float32 is as good for a sum of squares as it is for products
 
@@ -263,17 +262,14 @@ class DynamicInverseFisher(InverseFisher):
 
     def _update_dtype(self, vector: torch.dtype) -> torch.dtype:
         """The dtype of products that only enter the push-through form."""
-        if self._precision != "auto":
-            return DTYPES[self._precision]
-        return torch.float64 if self._sensitive or torch.float64 in (vector, self.dtype) else torch.float32
+        return step_dtype(self._precision, self._sensitive, vector, self.dtype)
 
     def _judge(self, sensitivity: float) -> None:
         """Switches to float64 where steps have become too sensitive for float32, and back when that is over."""
-        if self._precision != "auto":
-            return
-        self._sensitive = not sensitivity < (SENSITIVITY_LIMIT / 4 if self._sensitive else SENSITIVITY_LIMIT)
-        if self._sensitive and self._rough:
-            self._polish()
+        if self._precision == "auto":
+            self._sensitive = is_sensitive(sensitivity, self._sensitive)
+            if self._sensitive and self._rough:
+                self._polish()
 
     def _polish(self) -> None:
         """Recomputes the products of the rough rows in float64."""
@@ -282,37 +278,32 @@ class DynamicInverseFisher(InverseFisher):
             K[:n, :n] = self._ranks.sum_(self._rows.gram(n, torch.float64))
         else:
             for k in sorted(self._rough):
-                K[:n, k] = K[k, :n] = self._project(self._rows.row(k), torch.float64)
+                K[:n, k] = K[k, :n] = self._ranks.sum_(self._rows.project(n, self._rows.row(k), torch.float64))
         self._rough.clear()
         self._snapshot = None
         self._inverse.reset()
 
     def _exact_dtype(self) -> torch.dtype:
         """The dtype that products with any vector need; brings the m x m matrix to the same accuracy."""
-        if self._precision != "auto":
-            return DTYPES[self._precision]
-        if torch.float64 not in (self.dtype, self._rows.dtype) and float32_holds(self._inverse.K, self._inverse.shift):
-            return torch.float32
-        if self._rough:
+        dtype = product_dtype(self._precision, self.dtype, self._rows.dtype)
+        if needs_float64(self._precision, dtype, self._inverse.K, self._inverse.shift):
+            dtype = torch.float64
+        if self._precision == "auto" and dtype == torch.float64 and self._rough:
             self._polish()
-        return torch.float64
+        return dtype
 
     def _apply(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]:
         if self.num_seen == 0:
             return x / self.damping
         dtype = torch.float64 if x.dtype == torch.float64 else self._exact_dtype()
         self._inverse.settle()
-        a = self._inverse.solve(self._project(x, dtype))
+        a = self._inverse.solve(self._ranks.sum_(self._rows.project(self.num_seen, x, dtype)))
         return (x.to(dtype) - self._rows.combine(a, dtype)).div_(self.damping).to(x.dtype)
 
     def _quadratic_form(self, x: Float[Tensor, "d k"]) -> Float[Tensor, " k"]:
         if self.num_seen == 0:
             return self._ranks.sum_(x.double().square().sum(0)) / self.damping
         return self._frozen().quadratic_form(x)
-
-    def _project(self, x: Float[Tensor, "d *k"], dtype: torch.dtype) -> Float[Tensor, "n *k"]:
-        """G x, summed over all ranks."""
-        return self._ranks.sum_(self._rows.project(self.num_seen, x, dtype))
 
     def _elements(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         if self.num_seen == 0:

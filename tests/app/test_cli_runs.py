@@ -75,8 +75,8 @@ def test_json_is_one_object_with_the_command_to_repeat(tmp_path):
     [
         (["prune", "--sparsity", "1.5"], 2, "--sparsity"),
         (["prune", "--method", "magic"], 2, "'magic' is not one of mfac, magnitude, diagonal"),
-        (["prune", "--block-size", "0"], 2, "'0' is neither a number of weights nor none"),
-        (["prune", "--damping", "-1"], 2, "'-1' is neither a positive number nor auto"),
+        (["prune", "--block-size", "0"], 1, "block_size must be a positive int or None"),
+        (["prune", "--damping", "much"], 1, "damping must be a positive number or \"auto\", not 'much'"),
         (["prune", "--num-grads", "0"], 2, "--num-grads"),
         (["prune", "--nonsense"], 2, "No such option"),
         (["prune", "--target", "9.weight"], 1, "targets: '9.weight' matches no parameter of the model"),
@@ -111,8 +111,8 @@ def test_wrong_arguments_are_reported_and_nothing_is_written(tmp_path, arguments
         ("def model(:\n", "small.py:1: SyntaxError"),
         ("import not_there\n", "small.py:1: importing it failed: ModuleNotFoundError"),
         ("def model():\n    pass\n", r"must define train_batches() and loss(model, batch)"),
-        (TASK.replace("nn.Linear(8, 16)", "nn.Linear(8, 'wide')"), "small.py:10: model() failed: TypeError"),
-        (TASK.replace("nn.Linear(8, 16)", "nn.Linear(9, 16)"), "small.py:27)"),
+        (TASK.replace("nn.Linear(8, 16)", "nn.Linear(8, 'wide')"), "small.py:9: model() failed: TypeError"),
+        (TASK.replace("nn.Linear(8, 16)", "nn.Linear(9, 16)"), "small.py:26)"),
     ],
 )
 def test_an_error_in_a_task_is_one_line_with_its_place(tmp_path, text, words):
