@@ -16,15 +16,10 @@ cifar10 = cache(load_cifar10)  # not to be written to
 
 
 class ImageBatches:
-    """Batches (normalised images, labels).
+    """Batches (normalised images, labels) of uint8 images [n, channels, height, width]: all in order, or by a seed.
 
-    Args:
-        images: uint8 [n, channels, height, width].
-        labels: int64 [n].
-        batch_size: of every batch; shuffled batches leave out a smaller last one.
-        normalisation: of the pixels.
-        seed: of the order and of the augmentation, both new in each pass; None: in order.
-        augment: crop and flip.
+    The seed decides the order and the augmentation (crop and flip), both new in each pass; a smaller last batch is left
+    out then.
     """
 
     def __init__(

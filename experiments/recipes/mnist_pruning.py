@@ -91,7 +91,6 @@ def row(label: str, seed: int, state: dict[str, Tensor], settings: Settings) -> 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, count: int) -> float:
-    """Per cent of the first `count` test images."""
     images, labels = (part[:count] for part in load_mnist("test"))
     return round(100 * float((model(PIXELS(images)).argmax(1) == labels).double().mean()), 3)
 

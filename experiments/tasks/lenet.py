@@ -4,10 +4,11 @@ from functools import cache, partial
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from experiments.datasets.folder import data_folder
 from experiments.datasets.images import Normalisation, load_mnist
+from experiments.models.mlp import LENET, mlp
 from mfac.app.tasks import Task
 from mfac.app.tasks.classification import accuracy, cross_entropy, train
 from mfac.app.tasks.tensor_batches import TensorBatches
@@ -31,7 +32,7 @@ def lenet_task(name: str) -> Task:
 
     return Task(
         name=name,
-        model=_lenet,
+        model=lambda: mlp(LENET),
         train_batches=train_batches,
         loss=cross_entropy,
         evaluate=lambda model: accuracy(model, eval_batches()),
@@ -39,11 +40,6 @@ def lenet_task(name: str) -> Task:
         optimizer=partial(torch.optim.Adam, lr=5e-4),
         pretrain=lambda model: train(model, train_batches(), epochs=4, lr=1e-3),
     )
-
-
-def _lenet() -> nn.Sequential:
-    layers = (nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 100), nn.ReLU(), nn.Linear(100, 10))
-    return nn.Sequential(nn.Flatten(), *layers)
 
 
 @cache
