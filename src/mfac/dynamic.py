@@ -13,12 +13,11 @@ from mfac.columns import Ranks, ranks_of
 from mfac.dual import DualBlocks
 from mfac.inverse_fisher import InverseFisher
 from mfac.pages import Run
-from mfac.precision import SENSITIVITY_LIMIT, Precision, check_precision, float32_holds
+from mfac.precision import Precision, check_precision, is_sensitive, needs_float64, product_dtype, step_dtype
 from mfac.sliding import SlidingInverse
 from mfac.windows import SavedRows, Window, as_devices, as_kind, build_rows, check_wider, saved_rows
 
 Normalize = Literal["seen", "full", "sum"]
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 ANSWER_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 SHORT_ROW = 1 << 14  # up to here float32 is as good for a sum of squares as it is for products
 
@@ -263,15 +262,13 @@ class DynamicInverseFisher(InverseFisher):
 
     def _update_dtype(self, vector: torch.dtype) -> torch.dtype:
         """The dtype of products that only enter the push-through form."""
-        if self._precision != "auto":
-            return DTYPES[self._precision]
-        return torch.float64 if self._sensitive or torch.float64 in (vector, self.dtype) else torch.float32
+        return step_dtype(self._precision, self._sensitive, vector, self.dtype)
 
     def _judge(self, sensitivity: float) -> None:
         """Switches to float64 where steps have become too sensitive for float32, and back when that is over."""
         if self._precision != "auto":
             return
-        self._sensitive = not sensitivity < (SENSITIVITY_LIMIT / 4 if self._sensitive else SENSITIVITY_LIMIT)
+        self._sensitive = is_sensitive(sensitivity, self._sensitive)
         if self._sensitive and self._rough:
             self._polish()
 
@@ -289,13 +286,12 @@ class DynamicInverseFisher(InverseFisher):
 
     def _exact_dtype(self) -> torch.dtype:
         """The dtype that products with any vector need; brings the m x m matrix to the same accuracy."""
-        if self._precision != "auto":
-            return DTYPES[self._precision]
-        if torch.float64 not in (self.dtype, self._rows.dtype) and float32_holds(self._inverse.K, self._inverse.shift):
-            return torch.float32
-        if self._rough:
+        dtype = product_dtype(self._precision, self.dtype, self._rows.dtype)
+        if needs_float64(self._precision, dtype, self._inverse.K, self._inverse.shift):
+            dtype = torch.float64
+        if self._precision == "auto" and dtype == torch.float64 and self._rough:
             self._polish()
-        return torch.float64
+        return dtype
 
     def _apply(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]:
         if self.num_seen == 0:

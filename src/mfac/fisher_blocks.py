@@ -36,6 +36,11 @@ class FisherBlocks:
             torch.zeros(run.count, run.length, run.length, dtype=torch.float64, device=self.device) for run in self.runs
         ]
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(rows added so far, dim)."""
+        return self.num_grads, self.dim
+
     def add(self, rows: Float[Tensor, "k dim"]) -> None:
         """Adds the outer products of the rows, in float64.
 

@@ -84,26 +84,13 @@ class ParameterLayout:
         """Where the kept coordinates of each parameter lie in a row."""
         return _slots(self.sizes)
 
-    def views(self, rows: Float[Tensor, "c d"]) -> list[tuple[Tensor, ...]]:
-        """For each row without masks, its parts, each in the shape of its parameter."""
-        parts = zip(rows.split(self.full_sizes, 1), self.tensors, strict=True)
-        return list(zip(*(part.view(len(rows), *tensor.shape).unbind() for part, tensor in parts), strict=True))
-
-    def dense(self, values: Sequence[Tensor | None], positions: Sequence[int] | None = None) -> list[Tensor]:
-        """One value a parameter, each as a plain tensor: zeros for None. Embeddings may have sparse gradients.
-
-        With `positions`, only for those parameters.
-        """
-        tensors = self.tensors if positions is None else [self.tensors[position] for position in positions]
-        return [
-            torch.zeros_like(tensor) if value is None else value.to_dense() if value.is_sparse else value
-            for value, tensor in zip(values, tensors, strict=True)
-        ]
-
     @torch.no_grad()
     def flatten(self, values: Sequence[Tensor | None], out: Float[Tensor, "d"]) -> None:
         """Writes one value per parameter (None is zero) into the row `out`, in its dtype and on its device."""
-        pieces = [_kept_part(value, kept) for value, kept in zip(self.dense(values), self.kept, strict=True)]
+        parts = zip(self.tensors, values, self.kept, strict=True)
+        pieces = [
+            _kept_part(torch.zeros_like(tensor) if value is None else value, kept) for tensor, value, kept in parts
+        ]
         if all(piece.device == out.device for piece in pieces):
             torch.cat(pieces, out=out)
         else:
@@ -257,7 +244,7 @@ def _kept_indices(name: str, tensor: Tensor, mask: Tensor | None) -> Tensor | No
 
 
 def _kept_part(value: Tensor, kept: Tensor | None) -> Tensor:
-    flat = value.reshape(-1)
+    flat = (value.to_dense() if value.is_sparse else value).reshape(-1)  # embeddings may have sparse gradients
     return flat if kept is None else flat.index_select(0, kept)
 
 

@@ -62,6 +62,11 @@ def needs_float64(precision: Precision, dtype: torch.dtype, K: Float[Tensor, "*b
     return precision == "auto" and dtype == torch.float32 and not float32_holds(K, shift)
 
 
+def step_dtype(precision: Precision, sensitive: bool, *involved: torch.dtype) -> torch.dtype:
+    """The dtype of products that only enter the push-through form."""
+    return product_dtype(precision, *involved, torch.float64 if sensitive else torch.float32)
+
+
 def is_sensitive(sensitivity: float, before: bool) -> bool:
     """Whether steps need float64; going back to float32 takes a sensitivity well below the limit."""
     return not sensitivity < (SENSITIVITY_LIMIT / 4 if before else SENSITIVITY_LIMIT)

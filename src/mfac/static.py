@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -68,24 +69,23 @@ class StaticInverseFisher(InverseFisher):
         precision: Precision = "auto",
         process_group: dist.ProcessGroup | None = None,
     ):
+        options = BlockOptions(block_size, sizes, row_weights, device, page_size, overwrite, precision)
         self._ranks = None if process_group is None else ranks_of(process_group)
         # Ranks share the one block of the full matrix, which sums over them itself; other blocks lie on one rank each.
         self._shared = block_size is None and not isinstance(grads, FisherBlocks)
-        arguments = (block_size, sizes, row_weights, device, page_size, overwrite, precision)
         reduce = None
         if self._ranks is None or self._ranks.size == 1:
-            _check(grads, damping, *arguments, least=1)
+            options.check(grads, damping, least=1)
         else:
             with self._ranks.together("building the operator"):
-                _check(grads, damping, *arguments)
-            self._ranks.agree_on(_description(grads, damping, *arguments))
+                options.check(grads, damping)
+            self._ranks.agree_on({"damping": float(damping), **options.description(grads)})
             reduce = self._ranks.sum_ if self._shared else None
         with self._alone("building the blocks"):
-            self._blocks = build_blocks(grads, damping, *arguments, reduce=reduce)
-        stored = torch.float32 if isinstance(grads, FisherBlocks) else grads.dtype
-        dim = grads.dim if isinstance(grads, FisherBlocks) else int(grads.shape[1])
-        super().__init__(dim, damping, answer_dtype(stored), _device_of(grads, device))
-        self._num_grads = grads.num_grads if isinstance(grads, FisherBlocks) else int(grads.shape[0])
+            self._blocks = build_blocks(grads, damping, options, reduce)
+        self._num_grads, dim = map(int, grads.shape)
+        dtype = torch.float32 if isinstance(grads, FisherBlocks) else answer_dtype(grads.dtype)
+        super().__init__(dim, damping, dtype, options.device_for(grads))
 
     @property
     def num_grads(self) -> int:
@@ -151,39 +151,90 @@ class StaticInverseFisher(InverseFisher):
             raise
 
 
+@dataclass(frozen=True)
+class BlockOptions:
+    """How blocks are built; see `StaticInverseFisher`."""
+
+    block_size: int | None = None
+    sizes: Sequence[int] | None = None
+    row_weights: Float[Tensor, " m"] | None = None
+    device: torch.device | str | None = None
+    page_size: int | None = None
+    overwrite: bool = False
+    precision: Precision = "auto"
+
+    def device_for(self, grads: Gradients) -> torch.device:
+        """Where to compute."""
+        if self.device is not None:
+            return torch.empty(0, device=self.device).device  # "cuda" becomes "cuda:0"
+        return torch.device("cpu") if isinstance(grads, GradientFile) else grads.device
+
+    def check(self, grads: Gradients, damping: float, least: int = 0) -> None:
+        """Raises for arguments that do not fit; `least` is the number of columns that the matrix must have."""
+        check_precision(self.precision)
+        check_damping(damping)
+        if isinstance(grads, FisherBlocks):
+            given = (self.block_size, self.sizes, self.row_weights, self.page_size, self.overwrite)
+            if any(argument is not None and argument is not False for argument in given):
+                raise ValueError(
+                    "FisherBlocks already have their blocks and their sums; block_size, sizes, row_weights, page_size "
+                    "and overwrite are for gradients"
+                )
+            if grads.num_grads == 0:
+                raise ValueError("the FisherBlocks hold no gradient yet; add some rows first")
+            return
+        _check_grads(grads, least)
+        m, d = grads.shape
+        runs, device, page_size = block_runs(d, self.block_size, self.sizes), self.device_for(grads), self.page_size
+        if self.row_weights is not None:
+            _check_weights(torch.as_tensor(self.row_weights, dtype=torch.float64), m)
+        if page_size is not None and (not isinstance(page_size, int) or isinstance(page_size, bool) or page_size < 1):
+            raise ValueError(f"page_size must be a positive number of columns, not {page_size!r}")
+        moved = isinstance(grads, Tensor) and grads.device != device and page_size is None
+        _check_memory(runs, m, m * d * grads.dtype.itemsize if moved else 0, device)
+
+    def description(self, grads: Gradients) -> dict[str, object]:
+        """What must be the same on all ranks."""
+        if isinstance(grads, FisherBlocks):
+            return {"num_grads": grads.num_grads}
+        in_place = isinstance(grads, Tensor) and (self.page_size is None or grads.device == self.device_for(grads))
+        weights = None if self.row_weights is None else torch.as_tensor(self.row_weights, dtype=torch.float64).cpu()
+        return {
+            "block_size": self.block_size,
+            "num_grads": int(grads.shape[0]),
+            "dtype": grads.dtype,
+            "precision": self.precision,
+            "overwrite": self.overwrite and in_place,
+            "row_weights": None if weights is None else hashlib.sha1(weights.numpy().tobytes()).hexdigest()[:16],
+        }
+
+
 def build_blocks(
-    grads: Gradients,
-    damping: float,
-    block_size: int | None = None,
-    sizes: Sequence[int] | None = None,
-    row_weights: Float[Tensor, " m"] | None = None,
-    device: torch.device | str | None = None,
-    page_size: int | None = None,
-    overwrite: bool = False,
-    precision: Precision = "auto",
-    reduce: Reduce | None = None,
+    grads: Gradients, damping: float, options: "BlockOptions | None" = None, reduce: Reduce | None = None
 ) -> list[Blocks]:
-    """The blocks of the damped Fisher matrix; arguments and errors as for `StaticInverseFisher`.
+    """The blocks of the damped Fisher matrix.
 
     `reduce` sums over the ranks that share the full matrix, each with some of its columns.
     """
-    _check(grads, damping, block_size, sizes, row_weights, device, page_size, overwrite, precision)
-    where = _device_of(grads, device)
+    options = options or BlockOptions()
+    device = options.device_for(grads)
     if isinstance(grads, FisherBlocks):
         return [
-            PrimalBlocks.from_sums(run, total.to(where) / grads.num_grads, damping)
+            PrimalBlocks.from_sums(run, total.to(device) / grads.num_grads, damping)
             for run, total in zip(grads.runs, grads.sums, strict=True)
         ]
     if isinstance(grads, Tensor):
-        grads = grads.detach() if page_size is not None else grads.detach().to(where)
-    pages = Pages(grads, where, page_size)
-    weights = None if row_weights is None else torch.as_tensor(row_weights, dtype=torch.float64, device=where)
+        grads = grads.detach() if options.page_size is not None else grads.detach().to(device)
+    pages = Pages(grads, device, options.page_size)
+    weights = options.row_weights
+    weights = None if weights is None else torch.as_tensor(weights, dtype=torch.float64, device=device)
     found: list[Blocks] = []
-    for run in block_runs(pages.shape[1], block_size, sizes):
+    for run in block_runs(pages.shape[1], options.block_size, options.sizes):
         if run.length <= pages.shape[0] and reduce is None:
-            found.append(PrimalBlocks.from_rows(run, pages, damping, precision, weights))
+            found.append(PrimalBlocks.from_rows(run, pages, damping, options.precision, weights))
         else:
-            found.append(DualBlocks(run, pages, damping, precision, weights, overwrite=overwrite, reduce=reduce))
+            arguments = options.precision, weights, None, options.overwrite, reduce
+            found.append(DualBlocks(run, pages, damping, *arguments))
     return found
 
 
@@ -195,74 +246,6 @@ def elements(parts: Sequence[Blocks], rows: Int[Tensor, " n"], columns: Int[Tens
         inside = (rows >= run.start) & (rows < run.stop) & (columns >= run.start) & (columns < run.stop)
         out[inside] = blocks.elements(rows[inside] - run.start, columns[inside] - run.start)
     return out
-
-
-def _device_of(grads: Gradients, device: torch.device | str | None) -> torch.device:
-    if device is not None:
-        return torch.empty(0, device=device).device  # "cuda" becomes "cuda:0"
-    return torch.device("cpu") if isinstance(grads, GradientFile) else grads.device
-
-
-def _description(
-    grads: Gradients,
-    damping: float,
-    block_size: int | None,
-    sizes: Sequence[int] | None,
-    row_weights: Tensor | None,
-    device: torch.device | str | None,
-    page_size: int | None,
-    overwrite: bool,
-    precision: str,
-) -> dict[str, object]:
-    """What must be the same on all ranks."""
-    if isinstance(grads, FisherBlocks):
-        return {"damping": float(damping), "num_grads": grads.num_grads}
-    in_place = isinstance(grads, Tensor) and (page_size is None or grads.device == _device_of(grads, device))
-    weights = None if row_weights is None else torch.as_tensor(row_weights, dtype=torch.float64).cpu().numpy()
-    return {
-        "damping": float(damping),
-        "block_size": block_size,
-        "num_grads": int(grads.shape[0]),
-        "dtype": grads.dtype,
-        "precision": precision,
-        "overwrite": overwrite and in_place,
-        "row_weights": None if weights is None else hashlib.blake2b(weights.tobytes(), digest_size=8).hexdigest(),
-    }
-
-
-def _check(
-    grads: Gradients,
-    damping: float,
-    block_size: int | None,
-    sizes: Sequence[int] | None,
-    row_weights: Tensor | None,
-    device: torch.device | str | None,
-    page_size: int | None,
-    overwrite: bool,
-    precision: str,
-    least: int = 0,
-) -> None:
-    """Raises for arguments that do not fit; only a rank may have a matrix without columns."""
-    check_precision(precision)
-    check_damping(damping)
-    if isinstance(grads, FisherBlocks):
-        if any(argument not in (None, False) for argument in (block_size, sizes, row_weights, page_size, overwrite)):
-            raise ValueError(
-                "FisherBlocks already have their blocks and their sums; block_size, sizes, row_weights, page_size and "
-                "overwrite are for gradients"
-            )
-        if grads.num_grads == 0:
-            raise ValueError("the FisherBlocks hold no gradient yet; add some rows first")
-        return
-    _check_grads(grads, least)
-    m, d = grads.shape
-    runs, where = block_runs(d, block_size, sizes), _device_of(grads, device)
-    if row_weights is not None:
-        _check_weights(torch.as_tensor(row_weights, dtype=torch.float64), m)
-    if page_size is not None and (not isinstance(page_size, int) or isinstance(page_size, bool) or page_size < 1):
-        raise ValueError(f"page_size must be a positive number of columns, not {page_size!r}")
-    moved = isinstance(grads, Tensor) and grads.device != where and page_size is None
-    _check_memory(runs, m, m * d * grads.dtype.itemsize if moved else 0, where)
 
 
 def _check_grads(grads: object, least: int) -> None:

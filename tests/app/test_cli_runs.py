@@ -75,8 +75,8 @@ def test_json_is_one_object_with_the_command_to_repeat(tmp_path):
     [
         (["prune", "--sparsity", "1.5"], 2, "--sparsity"),
         (["prune", "--method", "magic"], 2, "'magic' is not one of mfac, magnitude, diagonal"),
-        (["prune", "--block-size", "0"], 2, "'0' is neither a number of weights nor none"),
-        (["prune", "--damping", "-1"], 2, "'-1' is neither a positive number nor auto"),
+        (["prune", "--block-size", "0"], 1, "block_size must be a positive int or None"),
+        (["prune", "--damping", "much"], 1, "damping must be a positive number or \"auto\", not 'much'"),
         (["prune", "--num-grads", "0"], 2, "--num-grads"),
         (["prune", "--nonsense"], 2, "No such option"),
         (["prune", "--target", "9.weight"], 1, "targets: '9.weight' matches no parameter of the model"),

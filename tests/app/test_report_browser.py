@@ -10,7 +10,7 @@ import pytest
 import report_cases as cases
 from report_page import text_of
 
-from mfac.app.report import render_page, write_page
+from mfac.app.report import write_page
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on the PATH")
@@ -92,7 +92,7 @@ def test_the_page_opens_from_the_disk_without_a_word_on_the_console(tmp_path):
 
 def test_tables_are_open_on_paper(tmp_path):
     """More sheets than without the rule that opens them."""
-    text = render_page([cases.pruning(labels=("mfac",))])
+    text = text_of("gradual")
     sheets = []
     for content in (text, text.replace("details::details-content", "details::nothing")):
         (tmp_path / "report.html").write_text(content, encoding="utf-8")

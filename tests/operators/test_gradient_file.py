@@ -2,7 +2,6 @@ import json
 
 import pytest
 import torch
-from models import mlp
 
 import mfac
 from mfac.gradient_file import HEADER_BYTES, GradientFile
@@ -62,9 +61,6 @@ def test_rows_that_are_not_there(path):
 def test_only_plain_dtypes_are_stored(path, kind):
     with pytest.raises(ValueError, match=r"stores float32, .*, not .*; choose one of these dtypes"):
         GradientFile.create(path, 1, 1, kind)
-    case = mlp()
-    with pytest.raises(ValueError, match=r"stores float32, .*, not .*; choose one of these dtypes"):
-        mfac.collect_gradients(case.model, case.loss_fn, [case.batch], 1, out=path, window=kind)
     assert not path.exists()
 
 
@@ -73,28 +69,6 @@ def test_a_file_of_another_kind(path):
     path.write_bytes((b"MFACROWS" + header).ljust(HEADER_BYTES))
     with pytest.raises(ValueError, match=r"stores rows as 'int8', and this version reads float32, .*; collect"):
         GradientFile(path)
-
-
-def test_the_collector_stores_in_the_dtype_asked_for(path):
-    case = mlp()
-    file = mfac.collect_gradients(case.model, case.loss_fn, [case.batch], 1, out=path, window=torch.bfloat16)
-    rows = mfac.collect_gradients(case.model, case.loss_fn, [case.batch], 1)
-    assert torch.equal(file.read_rows(0, 1), rows.bfloat16())
-    with pytest.raises(ValueError, match=r"dtype or window \(torch.bfloat16 there, torch.float32 now\)"):
-        mfac.collect_gradients(case.model, case.loss_fn, [case.batch], 1, out=path)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({}, "says how a file stores rows, and there is none; pass out="),
-        ({"out": "x.rows", "dtype": torch.float32}, "both say how rows are stored; pass one of them"),
-    ],
-)
-def test_a_window_that_has_no_meaning(arguments, message):
-    case = mlp()
-    with pytest.raises(ValueError, match=message):
-        mfac.collect_gradients(case.model, case.loss_fn, [case.batch], 1, window=torch.float16, **arguments)
 
 
 def test_a_fingerprint_that_is_too_long(path):

@@ -11,7 +11,7 @@ from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
 from mfac.pages import WIDE_PIECE, Reduce
 from mfac.pruning.greedy import CheapestSoFar, costs_in_groups, greedy_costs
-from mfac.static import build_blocks, elements
+from mfac.static import BlockOptions, build_blocks, elements
 from mfac.woodbury import scores, single_sums
 
 
@@ -56,12 +56,12 @@ class FisherCurvature:
         reduce: Reduce | None = None,
     ):
         self.damping = damping
-        self.num_grads = grads.num_grads if isinstance(grads, FisherBlocks) else int(grads.shape[0])
+        self.num_grads = int(grads.shape[0])
+        options = BlockOptions(block_size, None if block_size is None else sizes, device=device)
         if isinstance(grads, FisherBlocks):
-            self.blocks = build_blocks(grads, damping, device=device)
-        else:
-            split, shared = (None, reduce) if block_size is None else (sizes, None)
-            self.blocks = build_blocks(grads, damping, block_size, split, device=device, reduce=shared)
+            options = BlockOptions(device=device)
+        options.check(grads, damping)
+        self.blocks = build_blocks(grads, damping, options, reduce if block_size is None else None)
 
     def scores(self, theta: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
         """θ_i² / (2 [F⁻¹]_ii)."""

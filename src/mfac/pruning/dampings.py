@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mfac.pages import Reduce
-from mfac.static import build_blocks
+from mfac.static import BlockOptions, build_blocks
 
 FRACTIONS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 HELD_OUT = 4  # every fourth row
@@ -43,13 +43,14 @@ def choose_damping(
         )
     judges = rows[held].T.contiguous()
     candidates = sorted((fraction * scale for fraction in fractions), reverse=True)
-    split, shared = (None, reduce) if block_size is None else (sizes, None)
-    parts = build_blocks(rows[~held], candidates[0], block_size, split, reduce=shared)
+    shared = block_size is None
+    options = BlockOptions(block_size, None if shared else sizes)
+    parts = build_blocks(rows[~held], candidates[0], options, reduce if shared else None)
     unlikely = torch.zeros(len(candidates), dtype=torch.float64, device=rows.device)
     for number, damping in enumerate(candidates):
         for blocks in parts:
             blocks.refactor(damping)
             unlikely[number] += blocks.quadratic_form(judges[blocks.run.columns]).mean() - blocks.logdet()
-    if reduce is not None and shared is None:
+    if reduce is not None and not shared:
         unlikely = reduce(unlikely)
     return candidates[int(unlikely.argmin())]

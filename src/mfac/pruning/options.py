@@ -79,7 +79,7 @@ class PruningOptions:
             raise ValueError(
                 f"floor must be a number of weights or, below 1, a fraction of every tensor, not {floor!r}"
             )
-        if isinstance(self.damping, str) and self.damping != "auto":
+        if self.damping != "auto" and (isinstance(self.damping, str) or not self.damping > 0):
             raise ValueError(f'damping must be a positive number or "auto", not {self.damping!r}')
 
     def _check_combinations(self) -> None:

@@ -57,7 +57,7 @@ def report(
     """
     records = [read_run(run) for run in runs]
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_page(records, out, title)
+    write_page(records, out, title, folders=[run if run.is_dir() else run.parent for run in runs])
     typer.echo(json.dumps({"report": str(out), "runs": list(map(str, runs))}) if as_json else f"Report: {out}")
 
 
@@ -94,7 +94,8 @@ def demo(
         typer.echo("")
     tour.plot(*records, out / "demo.png")
     page = (out / "report.html").resolve()
-    write_page(list(records), page, "mfac demo: handwritten digits, pruned and trained")
+    title = "mfac demo: handwritten digits, pruned and trained"
+    write_page(list(records), page, title, folders=[out / "prune", out / "train"])
     typer.echo(f"Report: {page}")
 
 

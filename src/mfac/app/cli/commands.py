@@ -8,17 +8,7 @@ import typer
 
 from mfac.app.cli.display import ProgressDisplay, show_run
 from mfac.app.cli.options import RUN_PANEL as RUN
-from mfac.app.cli.options import (
-    AsJson,
-    Fresh,
-    Out,
-    TaskArgument,
-    command_line,
-    option,
-    parse_block_size,
-    parse_damping,
-    with_options,
-)
+from mfac.app.cli.options import AsJson, Fresh, Out, TaskArgument, command_line, number_or_word, option, with_options
 from mfac.app.plan import make_plan
 from mfac.app.report import write_page
 from mfac.app.runs.environment import choose_device
@@ -49,8 +39,8 @@ LIBRARY = (
         show_default=f"{PruningOptions().recomputations}, or {GRADUAL_RECOMPUTATIONS} with --gradual",
     ),
     option(library_prune, "num_grads", int, HOW, min=1),
-    option(library_prune, "block_size", str, HOW, parse=parse_block_size),
-    option(library_prune, "damping", str, HOW, parse=parse_damping),
+    option(library_prune, "block_size", str, HOW, parse=number_or_word),
+    option(library_prune, "damping", str, HOW, parse=number_or_word),
     option(library_prune, "update", str, HOW, choices=UPDATES),
     option(library_prune, "order", str, HOW, choices=ORDERS),
     option(library_prune, "per_sample", bool, HOW),
@@ -217,7 +207,7 @@ def _partial_record(folder: Path) -> dict[str, Any] | None:
 
 @with_options(
     option(make_plan, "num_grads", int, min=1),
-    option(make_plan, "block_size", str, FOR_PRUNE, parse=parse_block_size),
+    option(make_plan, "block_size", str, FOR_PRUNE, parse=number_or_word),
     option(make_plan, "recomputations", int, FOR_PRUNE, min=1),
     option(make_plan, "sparsity", float, FOR_PRUNE, min=0, max=1),
     option(make_plan, "targets", list[str], FOR_PRUNE, flag="--target"),

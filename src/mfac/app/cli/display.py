@@ -7,9 +7,8 @@ from typing import Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from rich.text import Text
 
 from mfac.app.runs.run import Watcher
 
@@ -29,8 +28,8 @@ class ProgressDisplay(Watcher):
 
     def __enter__(self) -> "ProgressDisplay":
         if self._console.is_terminal:
-            text, note = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
-            columns = (text, BarColumn(), DoneColumn(), RateColumn(), TextColumn("left"), TimeRemainingColumn(), note)
+            texts = [TextColumn(f"{{task.{name}}}") for name in ("description", "fields[unit]", "fields[note]")]
+            columns = (texts[0], BarColumn(), MofNCompleteColumn(), texts[1], TimeRemainingColumn(), texts[2])
             self._bars = Progress(*columns, console=self._console)
             self._bars.start()
         return self
@@ -66,48 +65,25 @@ class ProgressDisplay(Watcher):
             typer.echo(line, err=True)
 
 
-class DoneColumn(ProgressColumn):
-    """5/16 steps."""
-
-    def render(self, task: Task) -> Text:
-        return Text(f"{int(task.completed)}/{task.total:g} {task.fields['unit']}")
-
-
-class RateColumn(ProgressColumn):
-    """Units per second, or seconds per unit."""
-
-    def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        return Text("" if not speed else f"{speed:.3g}/s" if speed >= 1 else f"{1 / speed:.3g} s each")
-
-
 def show_run(record: dict[str, Any]) -> None:
-    """Prints the table of a run."""
-    header, rows = pruning_table(record) if record["kind"] == "prune" else training_table(record)
+    """Prints the table of a run: one row for each cell, and in pruning one for the dense model."""
+    rows: list[Row] = []
+    if record["kind"] == "prune":
+        header: Row = ("method", "sparsity", "loss", record["task"]["measure"], "seconds", "compact file")
+        if "dense" in record:
+            rows.append(("dense", "", number(record["dense"]["loss"]), number(record["dense"]["measure"]), "", ""))
+        for cell in record["cells"]:
+            numbers = (number(cell["loss"]), number(cell["measure"]), f"{cell['seconds']:.1f}")
+            rows.append((cell["label"], f"{cell['sparsity']:.4f}", *numbers, f"{cell['bytes']['compact']:,} bytes"))
+    else:
+        header = ("optimizer", "seed", "steps", "training loss", "loss", record["task"]["measure"], "seconds")
+        for cell in record["cells"]:
+            last = cell["evaluations"][-1]
+            numbers = (number(cell["losses"][-1]), number(last["loss"]), number(last["measure"]))
+            rows.append(
+                (cell["label"], f"{cell['seed']}", f"{cell['steps']}", *numbers, f"{cell['seconds_total']:.1f}")
+            )
     show(record["title"], header, rows)
-
-
-def pruning_table(record: dict[str, Any]) -> tuple[Row, list[Row]]:
-    """One row for the dense model, one for each cell."""
-    header = ("method", "sparsity", "loss", record["task"]["measure"], "seconds", "compact file")
-    rows: list[Row] = []
-    if "dense" in record:
-        rows.append(("dense", "", number(record["dense"]["loss"]), number(record["dense"]["measure"]), "", ""))
-    for cell in record["cells"]:
-        numbers = (number(cell["loss"]), number(cell["measure"]), f"{cell['seconds']:.1f}")
-        rows.append((cell["label"], f"{cell['sparsity']:.4f}", *numbers, f"{cell['bytes']['compact']:,} bytes"))
-    return header, rows
-
-
-def training_table(record: dict[str, Any]) -> tuple[Row, list[Row]]:
-    """One row for each cell, with its last evaluation."""
-    header = ("optimizer", "seed", "steps", "training loss", "loss", record["task"]["measure"], "seconds")
-    rows: list[Row] = []
-    for cell in record["cells"]:
-        last = cell["evaluations"][-1] if cell["evaluations"] else {"loss": None, "measure": None}
-        losses = (number(cell["losses"][-1]), number(last["loss"]), number(last["measure"]))
-        rows.append((cell["label"], str(cell["seed"]), str(cell["steps"]), *losses, f"{cell['seconds_total']:.1f}"))
-    return header, rows
 
 
 def number(value: float | None) -> str:

@@ -1,5 +1,6 @@
 """Options of the commands, made from the arguments that they set: name, default and help are written down once."""
 
+import contextlib
 import functools
 import inspect
 import re
@@ -140,26 +141,12 @@ def signed(function: Callable[..., None], parameters: list[inspect.Parameter]) -
     return function
 
 
-def parse_block_size(text: str) -> int | None:
-    """A number of weights, or None for "none"."""
-    if text == "none":
-        return None
-    if not text.isdecimal() or int(text) < 1:
-        raise typer.BadParameter(f"{text!r} is neither a number of weights nor none", param_hint="--block-size")
-    return int(text)
-
-
-def parse_damping(text: str) -> float | str:
-    """A positive number, or "auto"."""
-    if text == "auto":
-        return text
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise typer.BadParameter(f"{text!r} is neither a positive number nor auto", param_hint="--damping")
-    return value
+def number_or_word(text: str) -> int | float | str | None:
+    """The number in the text, None for "none", or the text itself."""
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return None if text == "none" else text
 
 
 def command_line(ctx: typer.Context) -> str:

@@ -2,30 +2,25 @@
 
 import os
 from collections.abc import Sequence
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from jinja2 import Environment, StrictUndefined, Template
+from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from mfac import __version__
 from mfac.app.report.overview import run_facts, settings_section, summaries
-from mfac.app.report.pruning import prune_sections
-from mfac.app.report.record import check_runs, run_titles
-from mfac.app.report.training import train_sections
+from mfac.app.report.record import completed
+from mfac.app.report.sections import prune_sections, train_sections
 from mfac.pruning.atomic_file import replacing
 
-Folders = Sequence[str | os.PathLike[str]]
+PathLike = str | os.PathLike[str]
 
 
 def write_page(
-    runs: list[dict[str, Any]],
-    path: str | os.PathLike[str],
-    title: str | None = None,
-    folders: Folders | None = None,
+    runs: list[dict[str, Any]], path: PathLike, title: str | None = None, folders: Sequence[PathLike] | None = None
 ) -> None:
     """Writes the page of one or several runs, completely or not at all.
 
@@ -40,44 +35,32 @@ def write_page(
         ImportError: matplotlib is not installed.
     """
     here = Path(path).absolute().parent
-    text = render_page(runs, title, None if folders is None else [os.path.relpath(folder, here) for folder in folders])
+    relative = None if folders is None else [os.path.relpath(folder, here) for folder in folders]
+    text = render_page(runs, title, relative)
     with replacing(path) as draft:
         draft.write_text(text, encoding="utf-8")
 
 
-def render_page(runs: list[dict[str, Any]], title: str | None = None, folders: Folders | None = None) -> str:
+def render_page(runs: list[dict[str, Any]], title: str | None = None, folders: Sequence[PathLike] | None = None) -> str:
     """The page as text, the same for the same runs; `folders` are relative to the folder of the page."""
-    check_runs(runs)
-    if folders is None:
-        folders = ["."] if len(runs) == 1 else []
-    links: list[str | None] = [quote(f"{os.fspath(folder)}/").removeprefix("./") for folder in folders] or [None] * len(
-        runs
-    )
-    runs = [
-        {**run, "title": title, "folder": link} for run, title, link in zip(runs, run_titles(runs), links, strict=True)
-    ]
-    kinds = {run["kind"] for run in runs}
-    sections = [
-        *(prune_sections(runs) if "prune" in kinds else []),
-        *(train_sections(runs) if "train" in kinds else []),
-        settings_section(runs),
-    ]
-    facts = run_facts(runs[0])
-    return _template().render(
-        title=title or (runs[0]["title"] if len(runs) == 1 else f"Comparison of {len(runs)} runs"),
+    known = completed(runs)
+    if folders is None and len(runs) == 1:
+        folders = ["."]
+    for place, run in enumerate(known):
+        run["folder"] = None if folders is None else quote(f"{os.fspath(folders[place])}/").removeprefix("./")
+    kinds = {run["kind"] for run in known}
+    sections = prune_sections(known) if "prune" in kinds else []
+    sections += train_sections(known) if "train" in kinds else []
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(_resource("page.html")).render(
+        title=title or (known[0]["title"] if len(runs) == 1 else f"Comparison of {len(runs)} runs"),
         version=__version__,
         style=Markup(_resource("style.css")),
-        facts=[run["title"] for run in runs] if len(runs) > 1 else list(facts.values()),
-        open_runs=[run for run in runs if not run.get("finished")],
-        summaries=summaries(runs),
-        sections=[section for section in sections if section.plots or section.tables],
+        facts=[run["title"] for run in known] if len(runs) > 1 else run_facts(known[0]).values(),
+        unfinished=[run for run in known if not run.get("finished")],
+        summaries=summaries(known),
+        sections=[section for section in [*sections, settings_section(known)] if section.plots or section.tables],
     )
-
-
-@cache
-def _template() -> Template:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(_resource("page.html"))
 
 
 def _resource(name: str) -> str:

@@ -1,12 +1,57 @@
-"""Run records (the dicts of run.json) as the report reads them: checked, and grouped into series."""
+"""Run records (the dicts of run.json) as the report reads them: checked, completed, and grouped into series."""
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 Record = dict[str, Any]
-FORMAT = 1
+FORMAT, MISSING, SPACE = 1, "–", "\N{NO-BREAK SPACE}"
+# (unit, the smallest value in base units that is written in it, base units in it)
+TIMES = (("h", 3 * 3600.0, 3600.0), ("min", 300.0, 60.0), ("s", 0.0, 1.0))
+SIZES = (("GiB", 2.0**30, 2.0**30), ("MiB", 2.0**20, 2.0**20), ("KiB", 0.0, 2.0**10))
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A name and a unit; `factor` converts stored values to the unit; `decimals` None: four significant digits."""
+
+    name: str
+    unit: str = ""
+    factor: float = 1.0
+    decimals: int | None = None
+
+    @property
+    def heading(self) -> str:
+        return f"{self.name} ({self.unit})" if self.unit else self.name
+
+    def text(self, value: float | None, unit: bool = False) -> str:
+        if value is None or not math.isfinite(value):
+            return MISSING
+        shown = value * self.factor
+        text = f"{shown:#.4g}".rstrip(".") if self.decimals is None else f"{shown:,.{self.decimals}f}"
+        return f"{text}{SPACE}{self.unit}" if unit and self.unit else text
+
+
+LOSS, STEP, SPARSITY = Quantity("loss"), Quantity("step", decimals=0), Quantity("sparsity", "%", 100, 2)
+
+
+def measure_quantity(name: str, values: Iterable[float | None]) -> Quantity:
+    """An accuracy between 0 and 1 is written in per cent, every other measure as it is."""
+    share = "accuracy" in name.lower() and all(0 <= value <= 1 for value in values if value is not None)
+    return Quantity(name, "%", 100, 1) if share else Quantity(name)
+
+
+def scaled(name: str, values: Iterable[float | None], units: Sequence[tuple[str, float, float]]) -> Quantity:
+    """A time or a size in the unit that suits its largest value."""
+    largest = max((value for value in values if value is not None), default=0.0)
+    return next(Quantity(name, unit, 1 / size) for unit, least, size in units if largest >= least)
+
+
+def percent(fraction: float) -> str:
+    """A fraction in per cent with no more decimals than it needs: 90 %, 97.5 %."""
+    return f"{round(100 * fraction, 2):g}{SPACE}%"
 
 
 @dataclass(frozen=True)
@@ -23,77 +68,82 @@ class Series:
     cells: Sequence[Record]
 
 
-def check_runs(runs: Sequence[Record]) -> None:
-    """Raises a ValueError for anything that is not the record of a run."""
+def checked(runs: Sequence[Any]) -> Sequence[Record]:
+    """The runs, or a ValueError for anything that is not the content of a run.json."""
     if not runs:
         raise ValueError("a report needs at least one run and got an empty list; pass the contents of run.json files")
     for number, run in enumerate(runs, 1):
-        _check_run(f"run {number}", run)
+        if not isinstance(run, dict):
+            found = type(run).__name__
+            raise ValueError(f"run {number}: expected the dict of a run.json, got {found}; read it with json.load")
+        if run.get("format") != FORMAT:
+            raise ValueError(f"run {number}: expected format {FORMAT}, got {run.get('format')!r}; repeat the run")
+        if run.get("kind") not in ("prune", "train"):
+            raise ValueError(f"run {number}: expected the kind 'prune' or 'train', got {run.get('kind')!r}")
+        cells = run.get("cells")
+        if not isinstance(cells, list) or not all(isinstance(cell, dict) and cell.get("label") for cell in cells):
+            raise ValueError(
+                f"run {number}: expected 'cells' to be a list of dicts with a label; is run.json complete?"
+            )
+    return runs
 
 
-def _check_run(name: str, run: Any) -> None:
-    if not isinstance(run, dict):
-        raise ValueError(f"{name}: expected the dict of a run.json, got {type(run).__name__}; read it with json.load")
-    if run.get("format") != FORMAT:
-        raise ValueError(f"{name}: expected format {FORMAT}, got {run.get('format')!r}; repeat the run")
-    if run.get("kind") not in ("prune", "train"):
-        raise ValueError(f"{name}: expected the kind 'prune' or 'train', got {run.get('kind')!r}")
-    cells = run.get("cells")
-    if not isinstance(cells, list) or not all(isinstance(cell, dict) and cell.get("label") for cell in cells):
-        raise ValueError(f"{name}: expected 'cells' to be a list of dicts with a label; is this a complete run.json?")
+def completed(runs: Sequence[Any]) -> list[Record]:
+    """Copies of the runs with a title and a measure each, runs of the same title numbered, and complete cells."""
+    runs = [{**run, "task": run.get("task") or {}, "dense": run.get("dense") or {}} for run in checked(runs)]
+    titles = [str(run.get("title") or run["task"].get("name") or run["kind"]) for run in runs]
+    for place, (run, title) in enumerate(zip(runs, titles, strict=True)):
+        number = f" ({titles[: place + 1].count(title)})" if titles.count(title) > 1 else ""
+        run |= {"title": title + number, "measure": str(run["task"].get("measure") or "measure")}
+        run["cells"] = [_completed_cell(cell, run) for cell in run["cells"]]
+    return runs
 
 
-def run_titles(runs: Sequence[Record]) -> list[str]:
-    """A title for each run; runs with the same title are numbered."""
-    titles = [str(run.get("title") or task_of(run).get("name") or run["kind"]) for run in runs]
-    return [
-        f"{title} ({titles[: place + 1].count(title)})" if titles.count(title) > 1 else title
-        for place, title in enumerate(titles)
-    ]
+def _completed_cell(cell: Record, run: Record) -> Record:
+    """Both kinds of cells in the same terms: final loss and measure, time, and the sparsity asked for."""
+    losses, size, asked = cell.get("losses") or [], cell.get("bytes") or {}, cell.get("asked")
+    last_loss = next((loss for loss in reversed(losses) if loss is not None), None)
+    pruned = run["kind"] == "prune"
+    final = cell if pruned else (cell.get("evaluations") or [{"loss": last_loss}])[-1]
+    if pruned and asked is None:  # patterns such as 2:4 ask for no sparsity: the one reached stands in for it
+        asked = round(cell.get("sparsity") or 0.0, 3)
+    return {
+        **cell,
+        "label": str(cell["label"]),
+        "asked": asked,
+        "loss": final.get("loss"),
+        "measure": final.get("measure"),
+        f"measure {run['measure']}": final.get("measure"),
+        "last_loss": last_loss,
+        "step_count": None if pruned else cell.get("steps") or len(losses),
+        "time": cell.get("seconds" if pruned else "seconds_total"),
+        "compact": size.get("compact"),
+        "ratio": size["dense"] / size["compact"] if size.get("dense") and size.get("compact") else None,
+    }
 
 
 def series_of(runs: Sequence[Record], kind: str) -> list[Series]:
     """All series of the runs of a kind, in the order of the cells; labels of several runs get the run's title."""
-    labels = dict.fromkeys(str(cell["label"]) for run in runs for cell in run["cells"])
-    colours = {label: n for n, label in enumerate(sorted(labels, key=lambda label: not label.startswith("mfac")))}
+    labels = dict.fromkeys(cell["label"] for run in runs for cell in run["cells"])
+    colours = sorted(labels, key=lambda label: not label.startswith("mfac"))
     found: dict[tuple[str, str], tuple[Record, list[Record]]] = {}
     for run in runs:
         for cell in run["cells"] if run["kind"] == kind else ():
-            found.setdefault((str(cell["label"]), run["title"]), (run, []))[1].append(cell)
+            found.setdefault((cell["label"], run["title"]), (run, []))[1].append(cell)
     counts, seen, series = Counter(label for label, _ in found), Counter[str](), []
     for (label, title), (run, cells) in found.items():
         name = label if counts[label] == 1 else f"{label} · {title}"
-        series.append(Series(name, colours[label], seen[label], run, cells))
+        series.append(Series(name, colours.index(label), seen[label], run, cells))
         seen[label] += 1
     return series
 
 
-def by_measure(series: Sequence[Series]) -> dict[str, list[Series]]:
-    """The series by the name of what their task measures."""
+def by_measure(series: Sequence[Series]) -> dict[Quantity, list[Series]]:
+    """The series by what their tasks measure."""
     groups: dict[str, list[Series]] = {}
     for one in series:
-        groups.setdefault(str(task_of(one.run).get("measure") or "measure"), []).append(one)
-    return groups
-
-
-def task_of(run: Record) -> Record:
-    """The task's part of a record, empty if there is none."""
-    return run.get("task") or {}
-
-
-def asked_of(cell: Record) -> float:
-    """The sparsity asked for; patterns such as 2:4 ask for none, and the sparsity reached stands in for it."""
-    asked = cell.get("asked")
-    return float(asked if asked is not None else round(cell.get("sparsity") or 0.0, 3))
-
-
-def last_entry(cell: Record) -> Record:
-    """Where a cell's final loss and measure are: in a pruned cell itself, in a training's last evaluation or loss."""
-    if "seed" not in cell:
-        return cell
-    return (cell.get("evaluations") or [{"loss": last_loss(cell)}])[-1]
-
-
-def last_loss(cell: Record) -> float | None:
-    """The last finite training loss."""
-    return next((loss for loss in reversed(cell.get("losses") or []) if loss is not None), None)
+        groups.setdefault(one.run["measure"], []).append(one)
+    return {
+        measure_quantity(name, [cell["measure"] for one in group for cell in one.cells]): group
+        for name, group in groups.items()
+    }
