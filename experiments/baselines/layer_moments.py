@@ -61,12 +61,7 @@ def is_plain(module: nn.Module) -> bool:
 
 
 def layer_moments(
-    model: nn.Module,
-    loss_fn: LossFn,
-    batches: Iterable[Batch],
-    count: int,
-    layers: Mapping[str, Layer],
-    backward: bool,
+    model: nn.Module, loss_fn: LossFn, batches: Iterable[Batch], count: int, layers: Mapping[str, Layer], backward: bool
 ) -> dict[str, Moments]:
     """The moments over `count` batches.
 

@@ -15,10 +15,7 @@ from mfac.app.tasks.tensor_batches import TensorBatches
 
 BATCH_SIZE = 128
 # Mean and standard deviation of all pixels of the training images.
-PIXELS = {
-    "mnist": Normalisation((0.1307,), (0.3081,)),
-    "fashion-mnist": Normalisation((0.2860,), (0.3530,)),
-}
+PIXELS = {"mnist": Normalisation((0.1307,), (0.3081,)), "fashion-mnist": Normalisation((0.2860,), (0.3530,))}
 
 
 def lenet_task(name: str) -> Task:

@@ -26,6 +26,16 @@ def first_gradients(task, model):
     return G
 
 
+def test_digits_is_trained_quickly_and_seeded():
+    task, found = load_task("digits"), []
+    for _ in range(2):
+        torch.manual_seed(3)
+        model = task.model()
+        task.pretrain(model)
+        found.append(task.evaluate(model))
+    assert found[0] == found[1] > 0.93
+
+
 @pytest.mark.parametrize("name", TASKS)
 def test_every_task_is_complete_and_says_what_data_it_lacks(name, monkeypatch, tmp_path):
     monkeypatch.setenv("MFAC_DATA", str(tmp_path))
