@@ -6,12 +6,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from experiments.data import ImageBatches
 from experiments.datasets.folder import data_folder
 from experiments.datasets.images import Normalisation, load_mnist
 from experiments.models.mlp import LENET, mlp
 from mfac.app.tasks import Task
 from mfac.app.tasks.classification import accuracy, cross_entropy, train
-from mfac.app.tasks.tensor_batches import TensorBatches
 
 BATCH_SIZE = 128
 # Mean and standard deviation of all pixels of the training images.
@@ -21,11 +21,11 @@ PIXELS = {"mnist": Normalisation((0.1307,), (0.3081,)), "fashion-mnist": Normali
 def lenet_task(name: str) -> Task:
     """LeNet-300-100, 266,610 weights, on the 60,000 images of "mnist" or "fashion-mnist"."""
 
-    def train_batches() -> TensorBatches:
-        return TensorBatches(*_read(name, "train", data_folder()), BATCH_SIZE, shuffle=True, prepare=PIXELS[name])
+    def train_batches() -> ImageBatches:
+        return ImageBatches(*_read(name, "train", data_folder()), BATCH_SIZE, PIXELS[name], shuffle=True)
 
-    def eval_batches() -> TensorBatches:
-        return TensorBatches(*_read(name, "test", data_folder()), 1000, prepare=PIXELS[name])
+    def eval_batches() -> ImageBatches:
+        return ImageBatches(*_read(name, "test", data_folder()), 1000, PIXELS[name])
 
     return Task(
         name=name,

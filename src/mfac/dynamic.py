@@ -266,11 +266,10 @@ class DynamicInverseFisher(InverseFisher):
 
     def _judge(self, sensitivity: float) -> None:
         """Switches to float64 where steps have become too sensitive for float32, and back when that is over."""
-        if self._precision != "auto":
-            return
-        self._sensitive = is_sensitive(sensitivity, self._sensitive)
-        if self._sensitive and self._rough:
-            self._polish()
+        if self._precision == "auto":
+            self._sensitive = is_sensitive(sensitivity, self._sensitive)
+            if self._sensitive and self._rough:
+                self._polish()
 
     def _polish(self) -> None:
         """Recomputes the products of the rough rows in float64."""
@@ -279,7 +278,7 @@ class DynamicInverseFisher(InverseFisher):
             K[:n, :n] = self._ranks.sum_(self._rows.gram(n, torch.float64))
         else:
             for k in sorted(self._rough):
-                K[:n, k] = K[k, :n] = self._project(self._rows.row(k), torch.float64)
+                K[:n, k] = K[k, :n] = self._ranks.sum_(self._rows.project(n, self._rows.row(k), torch.float64))
         self._rough.clear()
         self._snapshot = None
         self._inverse.reset()
@@ -298,17 +297,13 @@ class DynamicInverseFisher(InverseFisher):
             return x / self.damping
         dtype = torch.float64 if x.dtype == torch.float64 else self._exact_dtype()
         self._inverse.settle()
-        a = self._inverse.solve(self._project(x, dtype))
+        a = self._inverse.solve(self._ranks.sum_(self._rows.project(self.num_seen, x, dtype)))
         return (x.to(dtype) - self._rows.combine(a, dtype)).div_(self.damping).to(x.dtype)
 
     def _quadratic_form(self, x: Float[Tensor, "d k"]) -> Float[Tensor, " k"]:
         if self.num_seen == 0:
             return self._ranks.sum_(x.double().square().sum(0)) / self.damping
         return self._frozen().quadratic_form(x)
-
-    def _project(self, x: Float[Tensor, "d *k"], dtype: torch.dtype) -> Float[Tensor, "n *k"]:
-        """G x, summed over all ranks."""
-        return self._ranks.sum_(self._rows.project(self.num_seen, x, dtype))
 
     def _elements(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         if self.num_seen == 0:

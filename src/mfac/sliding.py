@@ -57,7 +57,7 @@ class SlidingInverse:
 
     @property
     def has_factor(self) -> bool:
-        """Whether a factor is held; then it solves, and its last digits differ from those of the inverse."""
+        """Whether a factor is held; then it solves, with other last digits than the inverse."""
         return self._L is not None
 
     def restore(self, K: Tensor, size: int, shift: float, inverse: Tensor | None, age: int, has_factor: bool) -> None:

@@ -47,7 +47,7 @@ AXES = {
     "pruning": {
         "prune-measure-0": ("sparsity (% of weights removed)", "accuracy (%)"),
         "prune-loss": ("sparsity (% of weights removed)", "loss"),
-        "steps-predicted": ("predicted increase of the loss", "true increase of the loss"),
+        "steps-predicted": ("predicted increase", "true increase of the loss"),
         "steps-loss": ("sparsity (% of weights removed)", "loss on a few training batches"),
         "prune-time": ("time (s)",),
         "prune-peak": ("peak memory (MiB)",),

@@ -14,7 +14,6 @@ from experiments.datasets.images import HALVES, crop_and_flip, load_cifar10, loa
 from experiments.datasets.sentences import load_glue
 from experiments.models.resnet import mfac_resnet20
 from experiments.recipe import Request
-from mfac.app.tasks.tensor_batches import TensorBatches
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -143,22 +142,6 @@ def test_glue_has_the_published_number_of_examples(task, train, dev):
     assert (len(load_glue(task, "train")), len(load_glue(task, "dev"))) == (train, dev)
 
 
-def test_batches_of_tensors():
-    batches = TensorBatches(torch.arange(10.0), torch.arange(10), 4)
-    assert [labels.tolist() for _, labels in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    batches = TensorBatches(torch.arange(10.0), torch.arange(10), 4, shuffle=True, prepare=lambda x: -x)
-    torch.manual_seed(5)
-    first, second = ([y.tolist() for _, y in batches] for _ in range(2))
-    torch.manual_seed(5)
-    assert [y.tolist() for _, y in batches] == first != second
-    assert len(first) == len(batches) == 2
-    assert all(torch.equal(x, -y.float()) for x, y in batches)
-    with pytest.raises(ValueError, match="10 inputs and 9 targets"):
-        TensorBatches(torch.arange(10), torch.arange(9), 4)
-    with pytest.raises(ValueError, match="batch_size must be from 1 to 10, the number of samples, not 11"):
-        TensorBatches(torch.arange(10), torch.arange(10), 11)
-
-
 def test_batches_of_images_are_seeded_and_new_in_every_pass():
     images, labels = torch.zeros(10, 3, 4, 4, dtype=torch.uint8), torch.arange(10)
     one, two = (data.ImageBatches(images, labels, 3, HALVES, seed=1) for _ in range(2))
@@ -166,6 +149,12 @@ def test_batches_of_images_are_seeded_and_new_in_every_pass():
     assert first == [y.tolist() for _, y in two]
     assert first != second
     assert len(first) == len(one) == 3
+    assert [y.tolist() for _, y in data.ImageBatches(images, labels, 6, HALVES)] == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9]]
+    shuffled = data.ImageBatches(images, labels, 6, HALVES, shuffle=True, augment=True)
+    torch.manual_seed(5)
+    (first,) = [y.tolist() for _, y in shuffled]
+    torch.manual_seed(5)
+    assert [y.tolist() for _, y in shuffled] == [first]
 
 
 def test_pixels_are_normalised_by_channel():

@@ -81,12 +81,6 @@ def test_nothing_depends_on_the_number_of_threads(kind, monkeypatch):
         assert torch.equal(combined, answers[0][1])
 
 
-@needs_compiler
-def test_small_windows_compile_nothing(monkeypatch):
-    monkeypatch.undo()
-    assert not rows_of(torch.bfloat16).compiled(torch.float32)
-
-
 def refuse(*args, **options):
     raise subprocess.CalledProcessError(1, "cc")
 

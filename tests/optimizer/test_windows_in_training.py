@@ -5,10 +5,10 @@ import copy
 import oracle
 import pytest
 import torch
-from optimizers import loss_of, masked, mfac, network, same, train, weights
+from optimizers import masked, mfac, network, same, train, weights
 from torch import nn
 
-from mfac import Int8, MFACPreconditioner, TopK
+from mfac import Int8, TopK
 
 KINDS = {"float16": torch.float16, "int8": Int8(block=16), "top-k": TopK(0.4, block=8)}
 COMPRESSED = ("int8", "top-k")
@@ -115,18 +115,3 @@ def test_a_state_of_another_model_is_refused(kind):
     other = mfac([torch.nn.Parameter(p.detach().clone()[..., None]) for p in network().parameters()], window=kind)
     with pytest.raises(ValueError, match=r"gradients of shape \[7, 5\] for parameter 0, which is \[7, 5, 1\] here"):
         other.load_state_dict(optimizer.state_dict())
-
-
-@compressed
-def test_the_preconditioner_saves_and_loads_it_too(kind):
-    model, twin = network(), network()
-    first, second = (MFACPreconditioner(m.parameters(), 5, 0.1, window=kind) for m in (model, twin))
-    for step in range(7):
-        loss_of(model, step).backward()
-        first.step()
-        model.zero_grad()
-    second.load_state_dict(copy.deepcopy(first.state_dict()))
-    for each, preconditioner in ((model, first), (twin, second)):
-        loss_of(each, 9).backward()
-        preconditioner.step()
-    assert same([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()])

@@ -80,9 +80,11 @@ class Int8Rows(CompressedRows):
         return native.available(self._codes)
 
     def encode(self, g: Float[Tensor, " d"]) -> StoredRow:
-        kind, device = self.kind, self._codes.device
-        noise = draws(len(g), kind.seed, self._written, device) if kind.stochastic else None
-        codes, scales = quantize(g, kind.block, noise)
+        noise = None
+        if self.kind.stochastic:  # by how many rows were written, and nothing else: a resumed run draws the same
+            generator = torch.Generator(g.device).manual_seed((self.kind.seed << 32) + self._written)
+            noise = torch.rand(len(g), generator=generator, device=g.device)
+        codes, scales = quantize(g, self.kind.block, noise)
         return StoredRow(self._dequantized(codes, scales), (codes, scales))
 
     def write(self, k: int, stored: StoredRow) -> None:
@@ -181,9 +183,3 @@ def quantize(
     codes = (whole / torch.where(scales > 0, scales, 1.0)[:, None]).flatten()[: len(row)]
     codes = codes.round_() if noise is None else codes.add_(noise).floor_()
     return codes.clamp_(-LARGEST, LARGEST).nan_to_num_(0.0).to(torch.int8), scales
-
-
-def draws(dim: int, seed: int, number: int, device: torch.device) -> Float[Tensor, " d"]:
-    """Noise for the row written as `number`; it depends on nothing else, so a resumed run draws the same."""
-    generator = torch.Generator(device).manual_seed((seed << 32) + number)
-    return torch.rand(dim, generator=generator, device=device)

@@ -64,14 +64,13 @@ class Rows(Protocol):
 
     def write(self, k: int, stored: StoredRow) -> None: ...
 
-    def project(self, n: int, x: Float[Tensor, "d *k"], dtype: torch.dtype) -> Float[Tensor, "n *k"]:
-        """G x for the first n rows: computed in `dtype`, returned in float64."""
+    # Products with the first n rows, computed in `dtype`: G x and G Gᵀ are returned in float64, Gᵀ a in `dtype`.
 
-    def combine(self, a: Float[Tensor, "n *k"], dtype: torch.dtype) -> Float[Tensor, "d *k"]:
-        """Gᵀ a over the first n rows, in `dtype`."""
+    def project(self, n: int, x: Float[Tensor, "d *k"], dtype: torch.dtype) -> Float[Tensor, "n *k"]: ...
 
-    def gram(self, n: int, dtype: torch.dtype) -> Float[Tensor, "n n"]:
-        """G Gᵀ of the first n rows: computed in `dtype`, returned in float64."""
+    def combine(self, a: Float[Tensor, "n *k"], dtype: torch.dtype) -> Float[Tensor, "d *k"]: ...
+
+    def gram(self, n: int, dtype: torch.dtype) -> Float[Tensor, "n n"]: ...
 
     def row(self, k: int) -> Float[Tensor, " d"]: ...
 

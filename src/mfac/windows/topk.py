@@ -135,9 +135,8 @@ class TopKRows(CompressedRows):
         """The last block grows and may keep more entries from now on, behind those it has; new blocks follow."""
         dim = self.shape[1] + extra
         more = (0, self.kind.entries(dim) - self._indices.shape[1])
-        return TopKRows(
-            self.kind, F.pad(self._indices, more), F.pad(self._values, more), F.pad(self._error, (0, extra))
-        )
+        indices, values = F.pad(self._indices, more), F.pad(self._values, more)
+        return TopKRows(self.kind, indices, values, F.pad(self._error, (0, extra)))
 
     def state(self) -> dict[str, Any]:
         kind = {"density": self.kind.density, "block": self.kind.block}
@@ -168,19 +167,14 @@ class TopKRows(CompressedRows):
 
     def _encode(self, a: Float[Tensor, " d"]) -> StoredRow:
         """T_k(a), and a − T_k(a)."""
-        indices = self._largest(a)
+        whole = len(a) - len(a) % self.kind.block
+        parts = [part for part in (a[:whole].view(-1, self.kind.block), a[whole:].view(1, -1)) if part.numel()]
+        chosen = [part.abs().topk(self.kind.kept(part.shape[1]), sorted=False).indices for part in parts]
+        indices = torch.cat([each.flatten() for each in chosen])
         places = indices + self._starts
         values = a[places].to(self.kind.dtype)
         error = a.index_add(0, places, values.float(), alpha=-1)
         return StoredRow(self._spread(indices, values.float()), (indices.to(torch.int16), values, error))
-
-    def _largest(self, a: Float[Tensor, " d"]) -> Int[Tensor, " entries"]:
-        """Indices of the largest entries within each block, in no order."""
-        sizes, block = a.abs(), self.kind.block
-        whole = len(a) - len(a) % block
-        parts = (sizes[:whole].view(-1, block), sizes[whole:].view(1, -1))
-        chosen = [part.topk(self.kind.kept(part.shape[1]), sorted=False).indices for part in parts if part.numel()]
-        return torch.cat([indices.flatten() for indices in chosen])
 
     def _spread(self, indices: Int[Tensor, " entries"], values: Float[Tensor, " entries"]) -> Float[Tensor, " d"]:
         """The entries of one row in their columns."""

@@ -3,15 +3,17 @@
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
-from mfac.app.report.record import SPARSITY, Quantity, Series
+from mfac.app.report.quantities import SPARSITY, Quantity
+from mfac.app.report.record import Record, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,6 +59,18 @@ class Plot:
     table: Table | None
 
 
+@dataclass(frozen=True)
+class Section:
+    """A heading, and below it a text, commands, plots and tables."""
+
+    ident: str
+    title: str
+    plots: Sequence[Plot] = ()
+    tables: Sequence[Table] = ()
+    text: str = ""
+    commands: Sequence[str] = ()
+
+
 @dataclass(frozen=True, eq=False)
 class Line:
     """The values of a series, NaN where missing, and a band from `low` to `high`."""
@@ -72,57 +86,61 @@ class Line:
         return [(x, y) for x, y in zip(self.x, self.y, strict=True) if np.isfinite(x * y)]
 
 
-def array(values: Iterable[float | None]) -> Array:
-    """Numbers, NaN for None."""
-    return np.array(list(values), dtype=np.float64)
+def columns(entries: Sequence[Record], *keys: str) -> list[Array]:
+    """The values of each key, NaN where there is none."""
+    return [np.array([entry.get(key) for entry in entries], dtype=np.float64) for key in keys]
 
 
 def curve_plot(
-    ident: str, name: str, x: Quantity, y: Quantity, lines: Sequence[Line], dense: Mapping[str, float], note: str = ""
+    ident: str,
+    name: str,
+    x: Quantity,
+    y: Quantity,
+    lines: Sequence[Line],
+    dense: Mapping[str, float] = MappingProxyType({}),
+    note: str = "",
+    diagonal: bool = False,
 ) -> list[Plot]:
-    """Lines, and a level for each dense model; bars if no line has two points, nothing if none has one."""
-    lines = [line for line in lines if len(line.points)]
+    """Lines, and a level for each dense model; bars if no line has two points, nothing if none has one.
+
+    With `diagonal`, points on logarithmic axes, and the line where both values are equal.
+    """
+    lines = [line for line in lines if line.points]
     if not lines:
         return []
-    if all(len(line.points) == 1 for line in lines):
+    if not diagonal and all(len(line.points) == 1 for line in lines):
         bars: list[Bar] = [(line.series.label, line.series.colour, [line.points[0][1]]) for line in lines]
         places = {x.text(line.points[0][0], unit=True) for line in lines}
         title = f"{name} at {x.name} {places.pop()}" if len(places) == 1 else name
         return bar_plot(ident, title, y, bars + [(label, None, [level]) for label, level in dense.items()])
     # High sparsities are spaced by the weights that remain, so that 95 % and 98 % stand apart.
-    remaining = x is SPARSITY and 0.9 <= max(line.x.max() for line in lines) < 1
+    remaining = x is SPARSITY and 0.9 <= max(at for line in lines for at, _ in line.points) < 1
     values = [*dense.values(), *(value for line in lines for _, value in line.points)]
 
     def paint(axes: "Axes") -> None:
         for line in lines:
-            _draw_line(axes, line, 100 * (1 - line.x) if remaining else x.factor * line.x, y.factor)
+            at = 100 * (1 - line.x) if remaining else x.factor * line.x
+            look = _look(line.series)
+            if line.low is not None and line.high is not None:
+                low, high = y.factor * line.low, y.factor * line.high
+                axes.fill_between(at, low, high, color=look["color"], alpha=0.15, linewidth=0)
+            every = {"markevery": max(1, len(at) // 10)} if not diagonal else {"linestyle": "none", "alpha": 0.7}
+            axes.plot(at, y.factor * line.y, **{**look, **every})
         for number, (label, level) in enumerate(dense.items()):
             axes.axhline(y.factor * level, color=SOFT, linestyle=DASHES[2 - number % 3], label=_short(label))
-        if "loss" in y.name and 0 < 30 * min(values) <= max(values):
+        if diagonal or ("loss" in y.name and 0 < 30 * min(values) <= max(values)):
             _logarithmic(axes, "y")
-        if remaining:
-            _logarithmic(axes, "x", lambda value: f"{100 - value:g}")
+        if diagonal or remaining:
+            _logarithmic(axes, "x", (lambda value: f"{100 - value:g}") if remaining else "{:g}".format)
+        if diagonal:
+            axes.plot(axes.get_xlim(), axes.get_xlim(), color=SOFT, linestyle=":", label="equal", scalex=False)
+        elif remaining:
             axes.invert_xaxis()
         elif x is not SPARSITY:
             axes.set_xlim(left=0)
         axes.set(xlabel="sparsity (% of weights removed)" if x is SPARSITY else x.heading, ylabel=_short(y.heading))
 
     return [_plot(ident, f"{name} by {x.name}", note, HEIGHT, paint, _values(x, y, lines))]
-
-
-def scatter_plot(ident: str, title: str, x: Quantity, y: Quantity, lines: Sequence[Line], note: str) -> list[Plot]:
-    """Points on logarithmic axes, and the diagonal where both values are equal; nothing without a positive point."""
-    lines = [line for line in lines if ((line.x > 0) & (line.y > 0)).any()]
-
-    def paint(axes: "Axes") -> None:
-        for line in lines:
-            _draw_line(axes, line, line.x, 1, alpha=0.7, linestyle="none", markevery=-(-len(line.x) // MOST_ROWS))
-        _logarithmic(axes, "x")
-        _logarithmic(axes, "y")
-        axes.plot(axes.get_xlim(), axes.get_xlim(), color=SOFT, linestyle=":", label="equal", scalex=False)
-        axes.set(xlabel=x.heading, ylabel=y.heading)
-
-    return [_plot(ident, title, note, HEIGHT, paint, _values(x, y, lines))] if lines else []
 
 
 def bar_plot(ident: str, title: str, y: Quantity, bars: Sequence[Bar], note: str = "") -> list[Plot]:
@@ -160,18 +178,14 @@ def _values(x: Quantity, y: Quantity, lines: Sequence[Line]) -> Table:
     return Table("", headings if several else headings[:3], kept, note=note)
 
 
-def _draw_line(axes: "Axes", line: Line, x: Array, factor: float, **look: Any) -> None:
+def _look(series: Series) -> dict[str, Any]:
     """A colour for each label; series that share a colour differ in marker and dashes."""
-    series = line.series
-    colour = COLOURS[series.colour % len(COLOURS)]
-    if line.low is not None and line.high is not None:
-        axes.fill_between(x, factor * line.low, factor * line.high, color=colour, alpha=0.15, linewidth=0)
-    usual = {
-        "linestyle": DASHES[(series.colour // len(COLOURS) + series.repeat) % len(DASHES)],
+    return {
+        "label": _short(series.label),
+        "color": COLOURS[series.colour % len(COLOURS)],
         "marker": MARKERS[(series.colour + series.repeat) % len(MARKERS)],
-        "markevery": max(1, len(x) // 10),
+        "linestyle": DASHES[(series.colour // len(COLOURS) + series.repeat) % len(DASHES)],
     }
-    axes.plot(x, factor * line.y, color=colour, label=_short(series.label), **{**usual, **look})
 
 
 def _logarithmic(axes: "Axes", which: str, text: Callable[[float], str] = "{:g}".format) -> None:
@@ -180,7 +194,7 @@ def _logarithmic(axes: "Axes", which: str, text: Callable[[float], str] = "{:g}"
     axes.set(**{f"{which}scale": "log"})
     axis = getattr(axes, f"{which}axis")
     low, high = axis.get_view_interval()
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,)))
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
 

@@ -7,9 +7,9 @@ from datetime import datetime
 from statistics import fmean
 from typing import Any
 
-from mfac.app.report.figures import Table
-from mfac.app.report.record import LOSS, MISSING, Quantity, Record, Series, by_measure, percent, series_of
-from mfac.app.report.sections import Section, capital
+from mfac.app.report.figures import Section, Table
+from mfac.app.report.quantities import LOSS, MISSING, Quantity, capital, percent
+from mfac.app.report.record import Record, Series, by_measure, series_of
 
 Summary = tuple[str, Table | None]
 Values = Mapping[str, Mapping[float | None, Sequence[float]]]  # by label and sparsity; None: at the end of training

@@ -56,7 +56,7 @@ def render_page(runs: list[dict[str, Any]], title: str | None = None, folders: S
         title=title or (known[0]["title"] if len(runs) == 1 else f"Comparison of {len(runs)} runs"),
         version=__version__,
         style=Markup(_resource("style.css")),
-        facts=[run["title"] for run in known] if len(runs) > 1 else run_facts(known[0]).values(),
+        facts=[run["title"] for run in known] if len(runs) > 1 else list(run_facts(known[0]).values())[:-1],
         unfinished=[run for run in known if not run.get("finished")],
         summaries=summaries(known),
         sections=[section for section in [*sections, settings_section(known)] if section.plots or section.tables],

@@ -1,57 +1,15 @@
 """Run records (the dicts of run.json) as the report reads them: checked, completed, and grouped into series."""
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
+from mfac.app.report.quantities import Quantity, measure_quantity
+
 Record = dict[str, Any]
-FORMAT, MISSING, SPACE = 1, "–", "\N{NO-BREAK SPACE}"
-# (unit, the smallest value in base units that is written in it, base units in it)
-TIMES = (("h", 3 * 3600.0, 3600.0), ("min", 300.0, 60.0), ("s", 0.0, 1.0))
-SIZES = (("GiB", 2.0**30, 2.0**30), ("MiB", 2.0**20, 2.0**20), ("KiB", 0.0, 2.0**10))
-
-
-@dataclass(frozen=True)
-class Quantity:
-    """A name and a unit; `factor` converts stored values to the unit; `decimals` None: four significant digits."""
-
-    name: str
-    unit: str = ""
-    factor: float = 1.0
-    decimals: int | None = None
-
-    @property
-    def heading(self) -> str:
-        return f"{self.name} ({self.unit})" if self.unit else self.name
-
-    def text(self, value: float | None, unit: bool = False) -> str:
-        if value is None or not math.isfinite(value):
-            return MISSING
-        shown = value * self.factor
-        text = f"{shown:#.4g}".rstrip(".") if self.decimals is None else f"{shown:,.{self.decimals}f}"
-        return f"{text}{SPACE}{self.unit}" if unit and self.unit else text
-
-
-LOSS, STEP, SPARSITY = Quantity("loss"), Quantity("step", decimals=0), Quantity("sparsity", "%", 100, 2)
-
-
-def measure_quantity(name: str, values: Iterable[float | None]) -> Quantity:
-    """An accuracy between 0 and 1 is written in per cent, every other measure as it is."""
-    share = "accuracy" in name.lower() and all(0 <= value <= 1 for value in values if value is not None)
-    return Quantity(name, "%", 100, 1) if share else Quantity(name)
-
-
-def scaled(name: str, values: Iterable[float | None], units: Sequence[tuple[str, float, float]]) -> Quantity:
-    """A time or a size in the unit that suits its largest value."""
-    largest = max((value for value in values if value is not None), default=0.0)
-    return next(Quantity(name, unit, 1 / size) for unit, least, size in units if largest >= least)
-
-
-def percent(fraction: float) -> str:
-    """A fraction in per cent with no more decimals than it needs: 90 %, 97.5 %."""
-    return f"{round(100 * fraction, 2):g}{SPACE}%"
+FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -104,6 +62,8 @@ def _completed_cell(cell: Record, run: Record) -> Record:
     losses, size, asked = cell.get("losses") or [], cell.get("bytes") or {}, cell.get("asked")
     last_loss = next((loss for loss in reversed(losses) if loss is not None), None)
     pruned = run["kind"] == "prune"
+    timed = zip_longest(losses, ([] if pruned else cell.get("seconds") or [])[: len(losses)])
+    training = [{"step": step, "second": second, "loss": loss} for step, (loss, second) in enumerate(timed, 1)]
     final = cell if pruned else (cell.get("evaluations") or [{"loss": last_loss}])[-1]
     if pruned and asked is None:  # patterns such as 2:4 ask for no sparsity: the one reached stands in for it
         asked = round(cell.get("sparsity") or 0.0, 3)
@@ -115,6 +75,7 @@ def _completed_cell(cell: Record, run: Record) -> Record:
         "measure": final.get("measure"),
         f"measure {run['measure']}": final.get("measure"),
         "last_loss": last_loss,
+        "training": (cell.get("training") or []) if pruned else training,
         "step_count": None if pruned else cell.get("steps") or len(losses),
         "time": cell.get("seconds" if pruned else "seconds_total"),
         "compact": size.get("compact"),

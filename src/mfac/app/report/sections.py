@@ -1,45 +1,19 @@
 """What the page says of pruning and training: quality, layers, steps, losses, costs and all cells."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from urllib.parse import quote
 
 import numpy as np
 from markupsafe import Markup
 
-from mfac.app.report.figures import Array, Line, Plot, Table, array, bar_plot, curve_plot, scatter_plot
-from mfac.app.report.record import (
-    LOSS,
-    MISSING,
-    SIZES,
-    SPARSITY,
-    STEP,
-    TIMES,
-    Quantity,
-    Record,
-    Series,
-    by_measure,
-    percent,
-    scaled,
-    series_of,
-)  # fmt: skip
+from mfac.app.report.figures import Line, Plot, Section, Table, bar_plot, columns, curve_plot
+from mfac.app.report.quantities import LOSS, MISSING, SIZES, SPARSITY, STEP, TIMES, Quantity, capital, percent, scaled
+from mfac.app.report.record import Record, Series, by_measure, series_of
 
-TRAINING_LOSS = Quantity("training loss")
-PREDICTED, TRUE = Quantity("predicted increase of the loss"), Quantity("true increase of the loss")
+TRAINING_LOSS, STEP_LOSS = Quantity("training loss"), Quantity("loss on a few training batches")
+PREDICTED, TRUE = Quantity("predicted increase"), Quantity("true increase of the loss")
 MOST_POINTS = 100
-Trace = tuple[Series, Sequence[Sequence[Array]]]  # the steps, seconds and values of each seed
-
-
-@dataclass(frozen=True)
-class Section:
-    """A heading, and below it a text, commands, plots and tables."""
-
-    ident: str
-    title: str
-    plots: Sequence[Plot] = ()
-    tables: Sequence[Table] = ()
-    text: str = ""
-    commands: Sequence[str] = ()
 
 
 def prune_sections(runs: Sequence[Record]) -> list[Section]:
@@ -65,12 +39,10 @@ def train_sections(runs: Sequence[Record]) -> list[Section]:
     series = series_of(runs, "train")
     plots = []
     for number, (quantity, group) in enumerate(by_measure(series).items()):
-        traces = [(one, [_evaluations(cell, "measure") for cell in one.cells]) for one in group]
-        plots += _trace_plots(f"eval-measure-{number}", capital(quantity.name), quantity, traces)
-    traces = [(one, [_evaluations(cell, "loss") for cell in one.cells]) for one in series]
-    plots += _trace_plots("eval-loss", "Evaluation loss", LOSS, traces)
-    traces = [(one, [_losses(cell) for cell in one.cells]) for one in series]
-    losses = _trace_plots("training-loss", "Training loss", TRAINING_LOSS, traces)
+        name = capital(quantity.name)
+        plots += _trace_plots(f"eval-measure-{number}", name, quantity, group, "evaluations", "measure")
+    plots += _trace_plots("eval-loss", "Evaluation loss", LOSS, series, "evaluations", "loss")
+    losses = _trace_plots("training-loss", "Training loss", TRAINING_LOSS, series, "training", "loss")
     return [
         Section("evaluations", "Evaluations", plots),
         Section("training", "Training loss", losses),
@@ -79,17 +51,12 @@ def train_sections(runs: Sequence[Record]) -> list[Section]:
     ]
 
 
-def capital(text: str) -> str:
-    """The text with its first letter capitalized; AUC stays AUC."""
-    return text[:1].upper() + text[1:]
-
-
 def _by_sparsity(ident: str, quantity: Quantity, key: str, series: Sequence[Series]) -> list[Plot]:
     lines, dense = [], dict[float, dict[str, None]]()
     for one in series:
         cells = [cell for cell in one.cells if cell.get("sparsity") is not None]
         cells.sort(key=lambda cell: cell["sparsity"])
-        lines.append(Line(one, array(cell["sparsity"] for cell in cells), array(cell[key] for cell in cells)))
+        lines.append(Line(one, *columns(cells, "sparsity", key)))
         if (level := one.run["dense"].get(key)) is not None:
             dense.setdefault(level, {})[one.run["title"]] = None
     levels = {f"dense · {', '.join(titles)}" if len(dense) > 1 else "dense": level for level, titles in dense.items()}
@@ -119,63 +86,47 @@ def _predictions(series: Sequence[Series]) -> list[Plot]:
     lines = []
     for one in series:
         steps = [step for cell in one.cells for step in cell.get("steps") or []]
-        predicted, before, after = (
-            array(step.get(key) for step in steps) for key in ("predicted_increase", "loss_before", "loss_after")
-        )
-        lines.append(Line(one, predicted, after - before))
+        predicted, before, after = columns(steps, "predicted_increase", "loss_before", "loss_after")
+        grown = (predicted > 0) & (after > before)
+        lines.append(Line(one, predicted[grown], (after - before)[grown]))
     note = "One point per step; above the dotted line the loss grew by more than the quadratic model predicts."
-    if any((line.x <= 0).any() or (line.y <= 0).any() for line in lines):
-        note += " Steps whose loss fell, or was predicted to, are only in the table."
-    return scatter_plot("steps-predicted", "Predicted and true increase of the loss", PREDICTED, TRUE, lines, note)
+    note += " Steps whose loss fell, or was predicted to fall, are left out."
+    return curve_plot("steps-predicted", "Increase of the loss", PREDICTED, TRUE, lines, note=note, diagonal=True)
 
 
 def _paths(series: Sequence[Series]) -> list[Plot]:
     lines = []
     for one in series:
-        steps = max(
-            (cell.get("steps") or [] for cell in one.cells), key=lambda steps: steps[-1]["sparsity"] if steps else 0
-        )
-        if len(steps) > 1:
-            lines.append(Line(one, *(array(step.get(key) for step in steps) for key in ("sparsity", "loss_after"))))
-    loss, note = Quantity("loss on a few training batches"), "On the way to the highest sparsity of each method."
-    return curve_plot("steps-loss", "Loss after each step", SPARSITY, loss, lines, {}, note)
+        histories = [cell["steps"] for cell in one.cells if len(cell.get("steps") or []) > 1]
+        if histories:
+            steps = max(histories, key=lambda steps: steps[-1]["sparsity"])
+            lines.append(Line(one, *columns(steps, "sparsity", "loss_after")))
+    note = "On the way to the highest sparsity of each method."
+    return curve_plot("steps-loss", "Loss after each step", SPARSITY, STEP_LOSS, lines, note=note)
 
 
 def _tuning(series: Sequence[Series]) -> list[Plot]:
-    """The training losses between the steps of gradual pruning."""
-    traces: list[Trace] = []
+    """The training losses between the steps of gradual pruning, cell by cell."""
+    alone = []
     for one in series:
-        tuned = [cell for cell in one.cells if cell.get("training")]
-        for number, cell in enumerate(tuned):
-            label = one.label if len(tuned) == 1 else f"{one.label} at {percent(cell['asked'])}"
-            columns = [array(entry.get(key) for entry in cell["training"]) for key in ("step", "second", "loss")]
-            traces.append((replace(one, label=label, repeat=one.repeat + number), [columns]))
-    return _trace_plots("tuning-loss", "Training loss", TRAINING_LOSS, traces)
+        for number, cell in enumerate(cell for cell in one.cells if cell["training"]):
+            label = one.label if len(one.cells) == 1 else f"{one.label} at {percent(cell['asked'])}"
+            alone.append(replace(one, label=label, repeat=one.repeat + number, cells=[cell]))
+    return _trace_plots("tuning-loss", "Training loss", TRAINING_LOSS, alone, "training", "loss")
 
 
-def _evaluations(cell: Record, key: str) -> list[Array]:
-    entries = [entry for entry in cell.get("evaluations") or [] if entry.get("step") is not None]
-    return [array(entry.get(name) for entry in entries) for name in ("step", "second", key)]
-
-
-def _losses(cell: Record) -> list[Array]:
-    losses, seconds = array(cell.get("losses") or []), array(cell.get("seconds") or [])
-    return [
-        np.arange(1.0, len(losses) + 1),
-        np.pad(seconds, (0, len(losses)), constant_values=np.nan)[: len(losses)],
-        losses,
-    ]
-
-
-def _trace_plots(ident: str, name: str, quantity: Quantity, traces: Sequence[Trace]) -> list[Plot]:
+def _trace_plots(
+    ident: str, name: str, quantity: Quantity, series: Sequence[Series], field: str, key: str
+) -> list[Plot]:
     """Values by step and by time: the mean over seeds, and over stretches of a long training."""
     by_step, by_time, over = [], [], dict[str, None]()
-    for one, seeds in traces:
-        steps = np.unique(np.concatenate([columns[0] for columns in seeds]))
+    for one in series:
+        seeds = [columns(cell.get(field) or [], "step", "second", key) for cell in one.cells]
+        steps = np.unique(np.concatenate([seed[0] for seed in seeds]))
         width = max(1, -(-len(steps) // MOST_POINTS))
         table = np.full((3, len(seeds), -(-len(steps) // width) * width), np.nan)
-        for row, columns in enumerate(seeds):
-            table[:, row, np.searchsorted(steps, columns[0])] = columns
+        for row, seed in enumerate(seeds):
+            table[:, row, np.searchsorted(steps, seed[0])] = seed
         known = np.ma.masked_invalid(table).reshape(3, len(seeds), -1, width)
         at, seconds, mean = known.mean(axis=(1, 3)).filled(np.nan)
         low, high = (edge.filled(np.nan) for edge in (known[2].min(axis=(0, 2)), known[2].max(axis=(0, 2))))
@@ -184,10 +135,10 @@ def _trace_plots(ident: str, name: str, quantity: Quantity, traces: Sequence[Tra
         by_time.append(replace(line, x=seconds))
         over |= {text: None for text, count in (("seeds", len(seeds)), ("neighbouring values", width)) if count > 1}
     note = f"Mean over {' and '.join(over)}; the band is the range." if over else ""
-    plots = curve_plot(f"{ident}-step", name, STEP, quantity, by_step, {}, note)
+    plots = curve_plot(f"{ident}-step", name, STEP, quantity, by_step, note=note)
     if any(len(line.points) > 1 for line in by_step):
         time = scaled("time", (x for line in by_time for x, _ in line.points), TIMES)
-        plots += curve_plot(f"{ident}-second", name, time, quantity, by_time, {}, note)
+        plots += curve_plot(f"{ident}-second", name, time, quantity, by_time, note=note)
     return plots
 
 
@@ -207,7 +158,7 @@ def _cell_table(series: Sequence[Series]) -> list[Table]:
     """One row per cell with links to its files; columns that no cell has are left out."""
     cells = [(one, cell) for one in series for cell in one.cells]
     time = scaled("time", (cell["time"] for _, cell in cells), TIMES)
-    columns = {
+    known = {
         "asked": Quantity("asked for", "%", 100, 1),
         "sparsity": SPARSITY,
         "seed": Quantity("seed", decimals=0),
@@ -221,19 +172,17 @@ def _cell_table(series: Sequence[Series]) -> list[Table]:
         "compact": scaled("compact file", (cell["compact"] for _, cell in cells), SIZES),
         "ratio": Quantity("times smaller"),
     }
-    columns = {key: one for key, one in columns.items() if any(cell.get(key) is not None for _, cell in cells)}
+    shown = [(key, one) for key, one in known.items() if any(cell.get(key) is not None for _, cell in cells)]
     rows = [
-        [one.label, *(quantity.text(cell.get(key)) for key, quantity in columns.items()), _links(one, cell)]
+        [one.label, *(quantity.text(cell.get(key)) for key, quantity in shown), _links(one, cell)]
         for one, cell in cells
     ]
-    headings = ("label", *(quantity.heading for quantity in columns.values()), "files")
+    headings = ("label", *(quantity.heading for _, quantity in shown), "files")
     return [Table("One row per cell", headings, rows)] if rows else []
 
 
 def _links(one: Series, cell: Record) -> str:
     """What each file holds, linked to it if the page knows the folder of the run."""
     folder, link = one.run["folder"], Markup('<a href="{}">{}</a>')
-    files = (cell.get("files") or {}).items()
-    return Markup(", ").join(
-        name if folder is None else link.format(folder + quote(path), name) for name, path in files
-    )
+    files = [(name, quote(path)) for name, path in (cell.get("files") or {}).items()]
+    return Markup(", ").join(name if folder is None else link.format(folder + path, name) for name, path in files)
