@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from experiments import drawing
 from experiments.baselines.pruning import prune
 from experiments.datasets.images import Normalisation, load_mnist
+from experiments.datasets.tensor_batches import TensorBatches
 from experiments.models.mlp import MLPNET, mlp
 from experiments.recipe import Recipe, Request, Results
 from experiments.training import Training, cosine, cross_entropy
-from mfac.app.tasks.tensor_batches import TensorBatches
 
 PIXELS = Normalisation((0.1307,), (0.3081,))
 

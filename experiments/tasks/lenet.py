@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from experiments.datasets.folder import data_folder
 from experiments.datasets.images import Normalisation, load_mnist
+from experiments.datasets.tensor_batches import TensorBatches
 from mfac.app.tasks import Task
 from mfac.app.tasks.classification import accuracy, cross_entropy, train
-from mfac.app.tasks.tensor_batches import TensorBatches
 
 BATCH_SIZE = 128
 # Mean and standard deviation of all pixels of the training images.

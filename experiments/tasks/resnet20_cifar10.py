@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from experiments.datasets.folder import data_folder
 from experiments.datasets.images import HALVES, crop_and_flip, load_cifar10
+from experiments.datasets.tensor_batches import TensorBatches
 from experiments.models.resnet import mfac_resnet20
 from mfac.app.tasks.classification import accuracy, cross_entropy
-from mfac.app.tasks.tensor_batches import TensorBatches
 
 model, loss = mfac_resnet20, cross_entropy
 optimizer = partial(torch.optim.SGD, lr=0.005, momentum=0.9)

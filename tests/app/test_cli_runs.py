@@ -111,8 +111,8 @@ def test_wrong_arguments_are_reported_and_nothing_is_written(tmp_path, arguments
         ("def model(:\n", "small.py:1: SyntaxError"),
         ("import not_there\n", "small.py:1: importing it failed: ModuleNotFoundError"),
         ("def model():\n    pass\n", r"must define train_batches() and loss(model, batch)"),
-        (TASK.replace("nn.Linear(8, 16)", "nn.Linear(8, 'wide')"), "small.py:10: model() failed: TypeError"),
-        (TASK.replace("nn.Linear(8, 16)", "nn.Linear(9, 16)"), "small.py:27)"),
+        (TASK.replace("nn.Linear(8, 16)", "nn.Linear(8, 'wide')"), "small.py:9: model() failed: TypeError"),
+        (TASK.replace("nn.Linear(8, 16)", "nn.Linear(9, 16)"), "small.py:26)"),
     ],
 )
 def test_an_error_in_a_task_is_one_line_with_its_place(tmp_path, text, words):

@@ -8,7 +8,7 @@ import torch
 from experiments.datasets.folder import MissingData, data_folder
 from experiments.datasets.images import HALVES, crop_and_flip, load_cifar10, load_mnist, read_idx
 from experiments.datasets.sentences import load_glue, read_tsv
-from mfac.app.tasks.tensor_batches import TensorBatches
+from experiments.datasets.tensor_batches import TensorBatches
 
 
 @pytest.fixture

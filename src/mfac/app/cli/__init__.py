@@ -2,7 +2,7 @@
 
 import sys
 
-NEEDED = ("typer", "rich", "jinja2", "safetensors")
+NEEDED = ("typer", "rich", "jinja2", "safetensors", "matplotlib")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -43,7 +43,7 @@ def overview(
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or run.json files.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, or run.json files.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")] = Path("report.html"),
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
     as_json: AsJson = False,

@@ -27,6 +27,7 @@ FOR_PRUNE, FOR_TRAIN = "For mfac prune", "For mfac train"
 FISHERS = ("empirical", "sampled")
 GRADUAL_RECOMPUTATIONS = 4
 EACH = "VALUE|NAME=VALUE"
+NAMES = ("mfac", "sgd")
 
 # The options of `mfac.prune` that are options of the command, too.
 LIBRARY = (
@@ -107,29 +108,14 @@ def _by_name(key: str, given: tuple[str, ...], names: tuple[str, ...]) -> dict[s
 
 
 @with_options(
-    option(
-        TrainingSettings, "optimizers", list[str], OPTIMIZER, flag="--optimizer", default=("mfac", "sgd"),
-        choices=OPTIMIZERS, help="optimizers to compare; task is the task's own; may be repeated",
-    ),
+    option(TrainingSettings, "optimizers", list[str], OPTIMIZER, flag="--optimizer", default=NAMES, choices=OPTIMIZERS),
     *(
-        option(
-            OptimizerSettings, key, list[str], OPTIMIZER, metavar=EACH, show_default=_defaults(key),
-            help=f"{text}, of all or of one optimizer; may be repeated",
-        )
-        for key, text in (("lr", "learning rate"), ("momentum", "momentum"), ("weight_decay", "weight decay"))
+        option(OptimizerSettings, key, list[str], OPTIMIZER, metavar=EACH, show_default=_defaults(key))
+        for key in ("lr", "momentum", "weight_decay")
     ),
-    option(
-        OptimizerSettings, "num_grads", int, OPTIMIZER, min=1, default=DEFAULTS["mfac"]["num_grads"],
-        help="gradients in the window of mfac",
-    ),
-    option(
-        OptimizerSettings, "damping", float, OPTIMIZER, min=0, default=DEFAULTS["mfac"]["damping"],
-        help='damping of mfac, in the units of normalize="sum"',
-    ),
-    option(
-        OptimizerSettings, "window", str, OPTIMIZER, default=DEFAULTS["mfac"]["window"], choices=tuple(WINDOWS),
-        help="how mfac stores its gradients; topk keeps 1 % of each",
-    ),
+    option(OptimizerSettings, "num_grads", int, OPTIMIZER, min=1, default=DEFAULTS["mfac"]["num_grads"]),
+    option(OptimizerSettings, "damping", float, OPTIMIZER, min=0, default=DEFAULTS["mfac"]["damping"]),
+    option(OptimizerSettings, "window", str, OPTIMIZER, choices=tuple(WINDOWS), default=DEFAULTS["mfac"]["window"]),
     option(TrainingSettings, "schedule", str, OPTIMIZER, choices=TRAINING_SCHEDULES),
     option(TrainingSettings, "epochs", int, LENGTH, min=1),
     option(TrainingSettings, "steps", int, LENGTH, min=1),
@@ -138,7 +124,7 @@ def _by_name(key: str, given: tuple[str, ...], names: tuple[str, ...]) -> dict[s
     option(TrainingSettings, "seeds", list[int], RUN, flag="--seed", min=0),
     option(TrainingSettings, "device", str, RUN),
     option(TrainingSettings, "save_every", float, RUN, min=0),
-)  # fmt: skip
+)
 def train(
     ctx: typer.Context, task: TaskArgument, out: Out = None, fresh: Fresh = False, as_json: AsJson = False, **given: Any
 ) -> None:
@@ -153,7 +139,7 @@ def train(
       mfac train digits --optimizer mfac --optimizer sgd --optimizer adam --seed 0 --seed 1
       mfac train task.py --optimizer mfac --optimizer task --lr mfac=1.0 --damping 0.05 --epochs 20
     """
-    names = given.pop("optimizers", ("mfac", "sgd"))
+    names = given.pop("optimizers", NAMES)
     by_name = {key: _by_name(key, given.pop(key, ()), names) for key in ("lr", "momentum", "weight_decay")}
     shared = {key: given.pop(key) for key in ("num_grads", "damping", "window")}
     optimizers = []

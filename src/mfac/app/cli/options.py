@@ -52,12 +52,13 @@ class Option:
     parse: Callable[[str], Any] | None
 
     def value(self, given: Any) -> Any:
-        """The value of the argument; None if it is left out."""
-        for item in given if self.choices and isinstance(given, list) else [given]:
-            if self.choices and item is not None and item not in self.choices:
-                hint = f"{item!r} is not one of {', '.join(self.choices)}"
-                raise typer.BadParameter(hint, param_hint=self.flag)
-        return tuple(given) or None if isinstance(given, list) else given
+        items = given if isinstance(given, list) else [given]
+        wrong = [item for item in items if self.choices and item is not None and item not in self.choices]
+        if wrong:
+            raise typer.BadParameter(f"{wrong[0]!r} is not one of {', '.join(self.choices)}", param_hint=self.flag)
+        if self.parse is not None:
+            return self.parse(given)
+        return tuple(given) if isinstance(given, list) else given
 
 
 @functools.cache
@@ -79,22 +80,14 @@ def option(
     parse: Callable[[str], Any] | None = None,
     **more: Any,
 ) -> Option:
-    """An option that sets an argument of a function or class, and has its name, default and description.
+    """An option that sets an argument of `source`, a function or class, with the argument's default and description.
 
-    Args:
-        source: has the argument.
-        name: of the argument.
-        kind: type of the option; list[...] if it may be repeated.
-        panel: its group in the help.
-        flag: of the option, if it is not the name.
-        choices: the values that are allowed.
-        parse: makes a value of the text.
-        more: for `typer.Option`; and `default`, if it is not that of the argument.
+    `kind` is list[...] if the option may be repeated; `more` is for `typer.Option`, and may have another `default`.
     """
     default = more.pop("default", inspect.signature(source).parameters[name].default)
-    text = more.pop("help", None) or described(source).get(name, "")
+    text = described(source).get(name, "")
     text = text.removeprefix("None; ").replace("None:", "none:").removesuffix(".") + "."
-    text = text if text[1] in ",;" else text[0].upper() + text[1:]  # symbols stay as they are
+    text = text if text[1:2] in (",", ";") else text[0].upper() + text[1:]  # symbols stay as they are
     if choices:
         more["autocompletion"] = lambda incomplete: [choice for choice in choices if choice.startswith(incomplete)]
         more["metavar"] = "|".join(choices)
@@ -117,19 +110,15 @@ def with_options(*options: Option) -> Callable[[Callable[..., None]], Callable[.
         @functools.wraps(command)
         def run(*arguments: Any, **values: Any) -> None:
             for item in options:
-                value = item.value(values.pop(item.parameter.name))
-                if item.parse is not None:
-                    values[item.parameter.name] = item.parse(value)
-                elif value is not None:
-                    values[item.parameter.name] = value
+                given = values.pop(item.parameter.name)
+                if given is not None and given != []:
+                    values[item.parameter.name] = item.value(given)
             command(*arguments, **values)
 
-        own = [
-            item.replace(kind=item.KEYWORD_ONLY) for item in list(inspect.signature(command).parameters.values())[:-1]
-        ]
-        required = [item for item in own if item.default is item.empty]
-        others = [item for item in own if item.default is not item.empty]
-        return signed(run, [*required, *(item.parameter for item in options), *others])
+        own = [item.replace(kind=item.KEYWORD_ONLY) for item in inspect.signature(command).parameters.values()][:-1]
+        own.sort(key=lambda item: item.default is not item.empty)
+        count = sum(item.default is item.empty for item in own)
+        return signed(run, [*own[:count], *(item.parameter for item in options), *own[count:]])
 
     return decorate
 

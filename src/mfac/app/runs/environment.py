@@ -21,12 +21,10 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        found = ["cpu"]
-        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        if accelerator is not None:
-            found += [f"{accelerator.type}:{index}" for index in range(torch.accelerator.device_count())]
+        kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        others = "" if kind is None else f", {kind.type} (up to {torch.accelerator.device_count()} devices)"
         reason = str(error).splitlines()[0].rstrip(".")
-        raise ValueError(f"device {name!r} cannot be used here ({reason}); available: {', '.join(found)}") from None
+        raise ValueError(f"device {name!r} cannot be used here ({reason}); available: cpu{others}") from None
     return device
 
 

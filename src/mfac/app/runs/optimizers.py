@@ -33,7 +33,17 @@ OTHERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """One optimizer; None means its default (see `DEFAULTS`). Settings that it does not have are ignored."""
+    """One optimizer; None means its default (see `DEFAULTS`). Settings that it does not have are ignored.
+
+    Args:
+        name: one of `OPTIMIZERS`.
+        lr: learning rate, of all optimizers or of one; may be repeated.
+        momentum: of mfac and sgd; may be repeated.
+        weight_decay: of all optimizers or of one; may be repeated.
+        num_grads: gradients in the window of mfac.
+        damping: of mfac, in the units of normalize="sum".
+        window: how mfac stores its gradients; topk keeps 1 % of each.
+    """
 
     name: str
     lr: float | None = None

@@ -26,7 +26,7 @@ class TrainingSettings:
     """The settings of a training run.
 
     Args:
-        optimizers: one cell for each of them and each seed.
+        optimizers: to compare; task is the task's own; may be repeated.
         epochs: passes over the data.
         steps: optimizer steps, instead of epochs.
         eval_every: steps between evaluations.

@@ -21,14 +21,7 @@ class TrainingLoop:
 
     The order of an epoch depends only on `seed` and the epoch's number: a run resumed in the middle of an epoch draws
     it again and skips the batches it has seen. Dropout draws from the global random state, which is part of the state.
-
-    Args:
-        model: trained in place.
-        loss_fn: (model, batch) -> scalar.
-        batches: of the task.
-        optimizer: of the model's parameters.
-        seed: of the order of batches.
-        cosine_steps: the learning rates fall to zero over this many steps; None: they are constant.
+    The learning rates fall to zero over `cosine_steps`; None: they are constant.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 A network of 17,226 weights on 1,437 digits; every fifth of the 1,797 is held out.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from mfac.app.tasks.classification import accuracy, cross_entropy, train
 from mfac.app.tasks.task import TaskError
-from mfac.app.tasks.tensor_batches import TensorBatches
 
 BATCH_SIZE = 32
 loss = cross_entropy
@@ -23,11 +22,23 @@ def model() -> nn.Sequential:
     return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
-def train_batches() -> TensorBatches:
-    """The training digits."""
-    images, labels = _read()
-    kept = torch.arange(len(images)) % 5 != 0
-    return TensorBatches(images[kept], labels[kept], BATCH_SIZE, shuffle=True)
+class ShuffledBatches:
+    """The training digits in whole batches, in a new order in every pass."""
+
+    def __init__(self) -> None:
+        images, labels = _read()
+        kept = torch.arange(len(images)) % 5 != 0
+        self._images, self._labels = images[kept], labels[kept]
+
+    def __len__(self) -> int:
+        return len(self._images) // BATCH_SIZE
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for chosen in torch.randperm(len(self._images)).split(BATCH_SIZE)[: len(self)]:
+            yield self._images[chosen], self._labels[chosen]
+
+
+train_batches = ShuffledBatches
 
 
 def eval_batches() -> list[tuple[Tensor, Tensor]]:
