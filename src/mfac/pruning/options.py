@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 
-from mfac.columns import ranks_of
+from mfac.columns import Ranks, ranks_of
 from mfac.gradients.batches import Batch
 from mfac.gradients.collect import Fisher
 from mfac.pruning.patterns import Slices, parse_pattern
-from mfac.pruning.targets import Names
+from mfac.pruning.weights import Names
 
 Scope = Literal["global", "layer"]
 
@@ -56,9 +56,17 @@ class PruningOptions:
         return cls(**{option.name: arguments[option.name] for option in fields(cls)})
 
     def __post_init__(self) -> None:
-        with ranks_of(self.process_group).together("checking the options"):
-            self._check_values()
-            self._check_combinations()
+        if self.process_group is None:
+            return self._check(Ranks())
+        ranks = ranks_of(self.process_group)
+        with ranks.together("checking the options"):
+            self._check(ranks)
+
+    def _check(self, ranks: Ranks) -> None:
+        self._check_values()
+        self._check_combinations()
+        if ranks.size > 1:
+            self._check_ranks()
 
     def _check_values(self) -> None:
         for name in ("num_grads", "recomputations", "loss_batches"):
@@ -90,10 +98,11 @@ class PruningOptions:
             raise ValueError("damping=\"auto\" requires method 'mfac'; give method 'diagonal' a number")
         if self.damping == "auto" and self.method == "mfac" and self.rows_dir is not None:
             raise ValueError('damping="auto" needs the rows in memory, and rows_dir puts them on disk; drop one')
-        if ranks_of(self.process_group).size == 1:
-            return
+
+    def _check_ranks(self) -> None:
         if self.rows_dir is not None:
             raise ValueError("rows_dir is for one process; with a process_group every rank keeps its columns in memory")
+        pattern = parse_pattern(self.pattern)
         full = self.method == "mfac" and self.block_size is None
         if full and isinstance(pattern, Slices) and pattern.dim != 0:
             raise ValueError(

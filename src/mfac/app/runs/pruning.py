@@ -27,7 +27,7 @@ from mfac.pruning.patterns import NOfM, parse_pattern
 from mfac.pruning.result import StepRecord
 from mfac.pruning.schedules import geometric_schedule, polynomial_schedule
 from mfac.pruning.step import Pruner
-from mfac.pruning.targets import choose_targets
+from mfac.pruning.weights import choose_targets
 
 SCHEDULES = {"geometric": geometric_schedule, "polynomial": polynomial_schedule}
 FINE_TUNING_LR = 0.01
