@@ -71,19 +71,19 @@ class PruningSettings:
     save_every: float = 30.0
 
     @property
+    def seeds(self) -> tuple[int, ...]:
+        return (self.seed,)
+
+    @property
     def fixed_sparsity(self) -> float | None:
         """That of an N:M pattern."""
         pattern = parse_pattern(self.options.pattern)
         return pattern.sparsity if isinstance(pattern, NOfM) else None
 
     @property
-    def seeds(self) -> tuple[int, ...]:
-        return (self.seed,)
-
-    @property
     def asked(self) -> tuple[float, ...]:
         """The sparsities; 0.9 if none is given."""
-        return self.sparsities or (0.9 if self.fixed_sparsity is None else self.fixed_sparsity,)
+        return self.sparsities or (self.fixed_sparsity or 0.9,)
 
     def flat(self) -> dict[str, Any]:
         """The settings that determine the result, for run.json."""
