@@ -46,9 +46,9 @@ from timing import environment
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from models import Case, Packed, bert, cross_entropy, resnet20
 
-from mfac.gradients import collect_gradients, row_sinks
+from mfac.gradients import collect, collect_gradients
 from mfac.gradients.batches import cut
-from mfac.gradients.collector import Method
+from mfac.gradients.collect import Method
 
 SAMPLES = 512
 BATCH = 128
@@ -209,18 +209,18 @@ def samples_of(batches: Iterable[Any]) -> Iterator[Any]:
 
 def row_memory(rows: int, dim: int) -> Tensor:
     """As `collect_gradients` would have it."""
-    return row_sinks._untouched_zeros(rows, dim, torch.float32, torch.device("cpu"))
+    return collect.new_rows(rows, dim, torch.float32, torch.device("cpu"))
 
 
 @contextmanager
 def memory_touched_before(memory: Tensor) -> Iterator[None]:
     """Lets `collect_gradients` have its rows in this memory instead of fresh pages."""
-    fresh = row_sinks._untouched_zeros
-    row_sinks._untouched_zeros = lambda num_grads, *_: memory[:num_grads]
+    fresh = collect.new_rows
+    collect.new_rows = lambda num_grads, *_: memory[:num_grads]
     try:
         yield
     finally:
-        row_sinks._untouched_zeros = fresh
+        collect.new_rows = fresh
 
 
 def measure(name: str, budget: float) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import mfac
 from timing import save, seconds, show
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a script, the folder of experiments is not on the path
-from experiments.resnet import ResNet
+from experiments.models.resnet import ResNet
 
 BATCH, BATCHES = 128, 48
 

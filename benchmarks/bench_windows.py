@@ -1,12 +1,12 @@
-"""Storages of the window: bytes and the time of a step, as ratios to float32 in one run.
+"""Storages of the window: bytes and the time of a step as ratios to float32, and single passes, made in three ways.
 
     python benchmarks/bench_windows.py                 # 270,000 weights and those of BERT-tiny: 7 GiB, some minutes
-    python benchmarks/bench_windows.py --small         # 270,000 weights only: 3 GiB
+    python benchmarks/bench_windows.py --small         # 270,000 weights only: 3 GiB; nothing is saved
+    OMP_NUM_THREADS=1 python benchmarks/bench_windows.py --passes       # compiled C, torch by tiles, torch.compile
 
-With one thread the clock is the processor time of the process, which a busy machine disturbs least; with more it is the
-wall's. A window is filled without the passes that filling costs: with a few rows over and over, and a Gram matrix that
-has only their squared norms. The time of a step depends on neither; its answer would. "Not compiled" is what a machine
-without a C compiler gets.
+With one thread the clock is the processor time of the process, which a busy machine disturbs least; with more it is
+wall-clock time. The window is filled with a few rows over and over, and a Gram matrix that has only their squared
+norms: the time of a step depends on neither. "Not compiled" is what a machine without a C compiler gets.
 """
 
 import argparse
@@ -17,15 +17,16 @@ import torch
 from torch import nn
 
 import mfac
-from mfac.windows import window_bytes
+from mfac.windows import as_kind, window_bytes
 from timing import save, show
 
 RESNET20, BERT_TINY, M = 270_000, 4_386_178, 1024
 STORAGES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
     "bfloat16, not compiled": torch.bfloat16,
+    "float16": torch.float16,
+    "float16, not compiled": torch.float16,
     "int8": torch.int8,
     "int8, not compiled": torch.int8,
     "int8, blocks of 1024": mfac.Int8(block=1024),
@@ -33,7 +34,13 @@ STORAGES = {
     "top-k 1 %": mfac.TopK(0.01),
     "top-k 1 % in float32": mfac.TopK(0.01, dtype=torch.float32),
 }
-LARGE = ("bfloat16", "int8", "top-k 1 %")
+LARGE = ("bfloat16", "bfloat16, not compiled", "int8", "int8, not compiled", "top-k 1 %")
+PASSES = {
+    "bfloat16": (torch.bfloat16, torch.float32),
+    "float16": (torch.float16, torch.float32),
+    "int8": (torch.int8, torch.float32),
+    "float32 in float64": (torch.float32, torch.float64),
+}
 clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
@@ -94,6 +101,37 @@ def alone(dim, m, name):
     return row_of(name, m, dim, seconds, None)
 
 
+def passes(name, m, dim, rounds=7):
+    """Milliseconds of G x and Gᵀa: compiled from C, by torch a tile at a time, and by torch.compile over all rows."""
+    stored, real = PASSES[name]
+    rows, gradients = as_kind(stored).build(m, dim, torch.device("cpu")), Gradients(dim)
+    for k in range(m):
+        rows.write(k, rows.encode(gradients.next()))
+    state = rows.state()
+    G, x, a = state if torch.is_tensor(state) else state["codes"], gradients.next(), torch.ones(m, dtype=torch.float64)
+    xs, weights = x.to(real), a.to(real)[:, None]
+    project, combine = (
+        torch.compile(f) for f in (lambda: (G.to(real) * xs).sum(1), lambda: (G.to(real) * weights).sum(0))
+    )
+    began = time.perf_counter()
+    project()
+    row = {"what": "pass", "d": dim, "m": m, "storage": name, "torch_compile_starts_s": time.perf_counter() - began}
+    ways = {"c": (True, None), "torch": (False, None), "torch_compile": (False, (project, combine))}
+    for way, (compiled, functions) in ways.items():
+        mfac.native.allow(compiled)
+        pair = functions or (lambda: rows.project(m, x, real), lambda: rows.combine(a, real))
+        for product, function in zip(("project", "combine"), pair, strict=True):
+            row[f"{way}_{product}_ms"] = 1e3 * min(timed(function) for _ in range(rounds))
+    mfac.native.allow(True)
+    return row
+
+
+def timed(function):
+    began = clock()
+    function()
+    return clock() - began
+
+
 def bert_tiny():
     """BERT-tiny with random weights: hidden 128, two layers, a vocabulary of 30,522, two classes."""
     from transformers import BertConfig, BertForSequenceClassification
@@ -126,11 +164,17 @@ def training_step(name, m=M):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="270,000 weights only; nothing is saved")
-    small = parser.parse_args().small
+    parser.add_argument("--passes", action="store_true", help="single passes by each way to make them")
+    arguments = parser.parse_args()
+    if arguments.passes:
+        rows = [passes(name, m, 1_000_000) for m in (64, 256) for name in PASSES]
+        for row in rows:
+            show(row)
+        return save("window_passes", "OMP_NUM_THREADS=1 python benchmarks/bench_windows.py --passes", rows)
     rows = side_by_side(RESNET20, M, [name for name in STORAGES if name != "float32"])
     for row in rows:
         show(row)
-    if small:
+    if arguments.small:
         return
     for name in LARGE:  # in pairs: float32 takes 4.2 GiB of the 8 that are meant to be enough
         rows += side_by_side(BERT_TINY, 256, [name])

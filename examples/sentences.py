@@ -2,14 +2,13 @@
 
 import csv
 import json
+import os
 import random
 from pathlib import Path
 
 import numpy as np
 import torch
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
-
-from mfac.app.datasets.folder import data_folder
 
 GOOD, BAD = ["good", "great", "fine", "lovely", "clever", "funny"], ["bad", "awful", "dull", "weak", "silly", "boring"]
 SUBJECTS = ["the film", "the plot", "the cast", "the music", "the second half", "her acting"]
@@ -44,7 +43,7 @@ def load_reviews(count: int = 640):
 
 def load_mrpc():
     """(tokenizer, train, dev, model): is the second sentence a paraphrase of the first? MiniLM, embeddings frozen."""
-    root = data_folder()
+    root = Path(os.environ.get("MFAC_DATA") or "~/.cache/mfac/data").expanduser()
     folder = root / "minilm-l3"
     if not (folder / "config.json").exists() or not (root / "glue" / "MRPC" / "train.tsv").exists():
         raise SystemExit(f"--glue MRPC needs glue/MRPC and minilm-l3 under {root}; set MFAC_DATA to where they are")

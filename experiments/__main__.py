@@ -1,14 +1,14 @@
 """Every table and figure of the paper by one command.
 
-python -m experiments list                                # what there is, and what was run
+python -m experiments list                                # the recipes, and which were run
 python -m experiments run table2                          # at a size for two cores
 python -m experiments run table2 --jobs 2                 # in two processes of one thread each, which share the rows
-python -m experiments run all                             # all of them, one after the other; what is done is skipped
+python -m experiments run all                             # one after the other; finished ones are skipped
 python -m experiments run table3 --size full --images IMAGENET --checkpoint resnet50.pt
-python -m experiments plot table2                         # the picture and the table of what was measured
+python -m experiments plot table2                         # the picture and the table of the results
 
-Results that are there are not measured again, and the project's are there: MFAC_RESULTS=FOLDER measures into a folder
-of your own.
+Existing results are not measured again, and the project's are committed: MFAC_RESULTS=FOLDER measures into a folder of
+your own.
 """
 
 import argparse
@@ -25,24 +25,19 @@ from experiments.recipes import RECIPES
 
 
 def main(argv: list[str] | None = None) -> None:
-    arguments = parse(argv)
-    if arguments.what == "list":
+    arguments = vars(parse(argv))
+    what, name, jobs = arguments.pop("what"), arguments.pop("recipe", None), arguments.pop("jobs", 1)
+    if what == "list":
         show()
         return
-    request = Request(
-        arguments.size,
-        arguments.folder or (SMOKE if arguments.size == "smoke" else RESULTS),
-        getattr(arguments, "only", ""),
-        getattr(arguments, "images", None),
-        getattr(arguments, "checkpoint", None),
-        getattr(arguments, "shared", None),
-    )
-    if arguments.what == "plot":
-        print(RECIPES[arguments.recipe].plot(request))
-    elif arguments.recipe == "all":
-        run_all(request, arguments.jobs)
+    arguments["folder"] = arguments["folder"] or (SMOKE if arguments["size"] == "smoke" else RESULTS)
+    request = Request(**arguments)
+    if what == "plot":
+        print(RECIPES[name].plot(request))
+    elif name == "all":
+        run_all(request, jobs)
     else:
-        run_one(arguments.recipe, request, arguments.jobs)
+        run_one(name, request, jobs)
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -50,27 +45,24 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         prog="python -m experiments", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     verbs = parser.add_subparsers(dest="what", required=True)
-    verbs.add_parser("list", help="what there is, and what was run")
-    run, plot = (
-        verbs.add_parser("run", help="do it; goes on where it was stopped"),
-        verbs.add_parser("plot", help="draw"),
-    )
+    verbs.add_parser("list", help="the recipes, and which were run")
+    run = verbs.add_parser("run", help="run a recipe, or resume it")
     run.add_argument("recipe", choices=[*RECIPES, "all"])
+    plot = verbs.add_parser("plot", help="draw the results")
     plot.add_argument("recipe", choices=list(RECIPES))
     for verb in (run, plot):
         verb.add_argument("--size", choices=SIZES, default="small")
         verb.add_argument("--folder", type=Path, help="of the results; default: MFAC_RESULTS, or experiments/results")
-    run.add_argument("--only", default="", help="rows with this in their name")
-    run.add_argument("--jobs", type=int, default=1, help="processes of one thread each, that share the rows")
-    run.add_argument("--shared", type=Path, help=argparse.SUPPRESS)  # how such a process is told who does what
+    run.add_argument("--only", default="", help="rows whose name contains this")
+    run.add_argument("--jobs", type=int, default=1, help="processes of one thread each, which share the rows")
+    run.add_argument("--shared", type=Path, help=argparse.SUPPRESS)  # tells such a process where rows are noted
     run.add_argument("--images", type=Path, help="ImageNet: a folder with train/CLASS and val/CLASS")
     run.add_argument("--checkpoint", type=Path, help="of a trained model, for sizes that start from one")
     return parser.parse_args(argv)
 
 
 def finished(request: Request) -> Ledger:
-    """Which recipes came to their end at a size, with command, environment and seconds."""
-    request.folder.mkdir(parents=True, exist_ok=True)
+    """The recipes that finished at a size, with command, environment and seconds."""
     return Ledger(f"runs_{request.size}", f"python -m experiments run all --size {request.size}", request.folder)
 
 
@@ -92,17 +84,13 @@ def run_one(name: str, request: Request, jobs: int = 1) -> None:
 
 
 def run_in_processes(name: str, request: Request, jobs: int) -> None:
-    """The rows of a recipe, each by the next process that is free, in one file of results.
-
-    Raises:
-        RuntimeError: one of them failed; what the others have measured is saved.
-    """
+    """Each row by the next free process, in one file of results; RuntimeError if a process failed."""
     given = {"--only": request.only, "--images": request.images, "--checkpoint": request.checkpoint}
     command = [sys.executable, "-m", "experiments", "run", name, "--size", request.size, "--folder", request.folder]
     command += [part for option, value in given.items() if value for part in (option, value)]
-    alone = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory(prefix="mfac-rows-") as shared:
-        workers = [subprocess.Popen([*command, "--shared", shared], env=os.environ | alone) for _ in range(jobs)]
+        workers = [subprocess.Popen([*command, "--shared", shared], env=os.environ | one_thread) for _ in range(jobs)]
         try:
             codes = [worker.wait() for worker in workers]
         except BaseException:
@@ -115,7 +103,7 @@ def run_in_processes(name: str, request: Request, jobs: int) -> None:
 
 
 def run_all(request: Request, jobs: int = 1) -> None:
-    """One after the other; what has finished before is skipped, and a failure does not stop the others."""
+    """All recipes that have not finished; a failure does not stop the others."""
     began = time.perf_counter()
     failed = []
     for number, (name, recipe) in enumerate(RECIPES.items(), 1):
@@ -127,12 +115,12 @@ def run_all(request: Request, jobs: int = 1) -> None:
         print(f"{place}, {recipe.title}; {spent:.0f} minutes so far, about {recipe.minutes} for this", flush=True)
         try:
             run_one(name, request, jobs)
-        except Exception as error:  # the others are worth having
+        except Exception as error:
             failed.append(name)
             print(f"{place} failed: {type(error).__name__}: {error}", flush=True)
     print(f"{(time.perf_counter() - began) / 60:.0f} minutes in all", flush=True)
     if failed:
-        raise SystemExit(f"failed: {', '.join(failed)}; start again to go on with them")
+        raise SystemExit(f"failed: {', '.join(failed)}; the same command resumes them")
 
 
 def show() -> None:

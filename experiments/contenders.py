@@ -1,6 +1,6 @@
-"""The optimizers of the paper's tables with the paper's hyper-parameters, by name."""
+"""The optimizers of the paper's tables with the paper's hyperparameters."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from torch import nn
 import mfac
 from experiments.baselines.ggt import GGT
 from experiments.baselines.kfac import KFAC
+from experiments.training import Factor, cosine, drops
 
 # M-FAC in the units of normalize="sum", in which one learning rate serves every length of the window: with 512
 # gradients these are the paper's 1e-3 and 1e-5 exactly.
@@ -18,38 +19,25 @@ WEIGHT_DECAYS = (0.0, 1e-5, 1e-4, 5e-4, 1e-3, 3e-3, 1e-2)  # the paper's grid
 
 @dataclass(frozen=True)
 class Contender:
-    """An optimizer and its settings, in the paper's units.
-
-    Args:
-        name: which one.
-        lr: learning rate.
-        decay: weight decay.
-        num_grads: of the window of M-FAC and GGT.
-        damping: of K-FAC and M-FAC.
-        batch_size: K-FAC's best is 1,000, all others have 128.
-        schedule: "drops" at 50 and 75 %, or "cosine".
-        every: steps between K-FAC's looks at its factors, one of the two frequencies in the paper's grid.
-    """
+    """An optimizer and its settings, in the paper's units."""
 
     name: str
     lr: float
-    decay: float = 0.0
-    num_grads: int = PAPER_WINDOW
-    damping: float = 0.0
-    batch_size: int = 128
-    schedule: str = "drops"
-    every: int = 10
+    decay: float = 0.0  # of the weights
+    num_grads: int = PAPER_WINDOW  # of the window of M-FAC and GGT
+    damping: float = 0.0  # of K-FAC and M-FAC
+    batch_size: int = 128  # K-FAC's best is 1,000
+    schedule: str = "drops"  # at 50 and 75 %, or "cosine"
+    every: int = 10  # steps between updates of K-FAC's factors, one of the two frequencies in the paper's grid
 
     def make(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer for a model."""
         return _MAKERS[self.name](self, model)
 
-    def with_lr(self, lr: float) -> "Contender":
-        """The same with another learning rate."""
-        return replace(self, lr=lr)
+    def factor(self) -> Factor:
+        return cosine if self.schedule == "cosine" else drops(0.5, 0.75)
 
     def settings(self) -> dict[str, Any]:
-        """For the record: those that this optimizer has."""
+        """The settings that this optimizer has."""
         others = {"num_grads", "damping", "every"} - set(_OWN.get(self.name, ()))
         return {key: value for key, value in vars(self).items() if key not in others}
 
@@ -88,7 +76,7 @@ _MAKERS: dict[str, Any] = {
 def resnet_contenders(depth: int) -> dict[str, Contender]:
     """Table 4, left, for ResNet20 or ResNet32.
 
-    K-FAC: the paper gives learning rate and damping for ResNet32 only; ResNet20 takes the middle of its grid.
+    The paper gives K-FAC's learning rate and damping for ResNet32 only; ResNet20 has the middle of its grid.
     """
     rates = (0.075, 0.1887) if depth == 32 else (0.1, 0.2887)
     return {

@@ -1,71 +1,43 @@
-"""Batches of public images for the recipes; the files themselves are read by `mfac.app.datasets`."""
+"""Images for the recipes: batches by seed, and accuracy on the test images."""
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from mfac.app.datasets.folder import data_folder
-from mfac.app.datasets.images import CIFAR10, HALVES, IMAGENET, Normalisation, crop_and_flip, load_cifar10
+from experiments.datasets.folder import data_folder
+from experiments.datasets.images import CIFAR10, HALVES, IMAGENET, Normalisation, crop_and_flip, load_cifar10
 
-__all__ = [
-    "CIFAR10",
-    "HALVES",
-    "IMAGENET",
-    "ImageBatches",
-    "Normalisation",
-    "accuracy",
-    "crop_and_flip",
-    "data_folder",
-    "find",
-    "load_cifar10",
-]
+__all__ = ["CIFAR10", "HALVES", "IMAGENET", "ImageBatches", "accuracy", "cifar10", "data_folder", "load_cifar10"]
 
-
-def find(*parts: str) -> Path:
-    """A file under the data folder; FileNotFoundError says what belongs there."""
-    path = data_folder().joinpath(*parts)
-    if not path.exists():
-        raise FileNotFoundError(f"{path} is not there; put the public files under {data_folder()}, or set MFAC_DATA")
-    return path
+cifar10 = cache(load_cifar10)  # not to be written to
 
 
 class ImageBatches:
-    """Batches (normalised images, labels), anew in each pass: shuffled and augmented by a seed, or in order.
+    """Batches (normalised images, labels) of uint8 images [n, channels, height, width], in order or shuffled.
 
-    Args:
-        images: uint8 [n, channels, height, width].
-        labels: int64 [n].
-        batch_size: of every batch; a smaller last one is left out where batches are shuffled.
-        normalisation: of the pixels.
-        seed: of the order and of the augmentation; None: in order. A second pass is drawn anew.
-        augment: crop and flip.
+    With a seed, or with `shuffle` from torch's global random state, the order is new in each pass, and so is the
+    augmentation (crop and flip); a smaller last batch is left out then.
     """
 
     def __init__(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        batch_size: int,
-        normalisation: Normalisation,
-        *,
-        seed: int | None = None,
-        augment: bool = False,
-    ):
+        self, images: Tensor, labels: Tensor, batch_size: int, normalisation: Normalisation, *,
+        seed: int | None = None, shuffle: bool = False, augment: bool = False,
+    ):  # fmt: skip
         self.images, self.labels = images, labels
         self.batch_size, self.normalisation, self.augment = batch_size, normalisation, augment
+        self.shuffle = shuffle or seed is not None
         self.generator = None if seed is None else torch.Generator().manual_seed(seed)
-        if augment and self.generator is None:
-            raise ValueError("augmentation draws random numbers; give a seed")
 
     def __len__(self) -> int:
-        return len(self.images) // self.batch_size if self.generator else -(-len(self.images) // self.batch_size)
+        whole, rest = divmod(len(self.images), self.batch_size)
+        return whole + bool(rest and not self.shuffle)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        order = torch.arange(len(self.images))
-        if self.generator is not None:
-            order = torch.randperm(len(self.images), generator=self.generator)
+        count = len(self.images)
+        order = torch.randperm(count, generator=self.generator) if self.shuffle else torch.arange(count)
         for i in range(len(self)):
             chosen = order[i * self.batch_size : (i + 1) * self.batch_size]
             images = self.images[chosen]
@@ -74,11 +46,27 @@ class ImageBatches:
             yield self.normalisation(images), self.labels[chosen]
 
 
+def cifar_batches(size: int, normalisation: Normalisation, seed: int, augment: bool = True) -> ImageBatches:
+    return ImageBatches(*cifar10("train"), size, normalisation, seed=seed, augment=augment)
+
+
 @torch.no_grad()
-def accuracy(model: torch.nn.Module, batches: ImageBatches) -> float:
-    """The percentage of images whose class the model gets right, in eval mode; the mode is as before afterwards."""
+def accuracy(model: nn.Module, batches: ImageBatches) -> float:
+    """The percentage of correct predictions, in eval mode."""
     training = model.training
     model.eval()
     right = sum(int((model(images).argmax(1) == labels).sum()) for images, labels in batches)
     model.train(training)
     return 100 * right / len(batches.images)
+
+
+def make_test(
+    normalisation: Normalisation, count: int | None = None, load: Callable[[str], Any] = cifar10
+) -> Callable[[nn.Module], dict[str, float]]:
+    """model -> its accuracy on the first `count` test images."""
+    images, labels = (part[:count] for part in load("test"))
+    return partial(_tested, batches=ImageBatches(images, labels, 250, normalisation))
+
+
+def _tested(model: nn.Module, batches: ImageBatches) -> dict[str, float]:
+    return {"accuracy": accuracy(model, batches)}

@@ -1,7 +1,7 @@
-"""Results, saved cell by cell, so that a recipe that was interrupted goes on with the cells that are missing.
+"""Results, saved cell by cell, so that an interrupted recipe continues with the missing cells.
 
-Those of the project are committed, and so a command shows them and measures nothing. With MFAC_RESULTS=FOLDER in the
-environment it measures anew, into that folder.
+The project's results are committed, so a command shows them without measuring anything. With the environment variable
+MFAC_RESULTS=FOLDER it measures anew, into that folder.
 """
 
 import datetime
@@ -16,46 +16,45 @@ from typing import Any
 from mfac.app.runs.environment import environment
 
 RESULTS = Path(os.environ.get("MFAC_RESULTS") or Path(__file__).parent / "results")
+IMAGES = Path(__file__).parent.parent / "docs" / "images"
 
 
 class Ledger:
-    """One JSON file of results: the command that makes it, the machine, and a cell for each thing measured."""
+    """One JSON file of results: the command that makes it, the machine, and a cell for everything measured."""
 
     def __init__(self, name: str, command: str, folder: Path = RESULTS):
         self.path = folder / f"{name}.json"
         facts = {"date": datetime.date.today().isoformat(), **environment()}
         self.record: dict[str, Any] = {"command": command, "environment": facts, "cells": {}}
-        self._take_saved()
+        self._merge_saved()
 
     @property
     def cells(self) -> dict[str, Any]:
         return self.record["cells"]
 
     def cell(self, key: str, compute: Callable[[], Any]) -> Any:
-        """What was saved under `key`, or else what `compute` gives, saved at once."""
+        """What is saved under `key`, or the result of `compute`, saved at once."""
         if key not in self.cells:
             print(f"{key} ...", flush=True)
             self.cells[key] = compute()
             self._save()
         return self.cells[key]
 
-    def _take_saved(self) -> None:
-        """Cells of the file, an earlier run's or those of one beside this."""
+    def _merge_saved(self) -> None:
         if self.path.exists():
             self.record["cells"] = json.loads(self.path.read_text())["cells"] | self.cells
 
     def _save(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with _alone_in(self.path.parent):
-            self._take_saved()
+        with _lock(self.path.parent):
+            self._merge_saved()  # cells that other processes have added meanwhile
             partial = self.path.with_suffix(".partial")
             partial.write_text(json.dumps(self.record, indent=1) + "\n")
             os.replace(partial, self.path)
 
 
 @contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Other processes wait: between reading a file and writing it anew, nobody else may add a cell."""
+def _lock(folder: Path) -> Iterator[None]:
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

@@ -1,17 +1,16 @@
 """One-shot pruning of ResNet20 on CIFAR-10, without any fine-tuning: accuracy on the test images.
 
-    python -m experiments.one_shot_pruning defaults       # mfac.prune as it comes, at 80 and 90 %
-    python -m experiments.one_shot_pruning best           # the settings that gave the most
+    python -m experiments.one_shot_pruning defaults       # mfac.prune with its defaults, at 80 and 90 %
+    python -m experiments.one_shot_pruning best           # the best settings found
     python -m experiments.one_shot_pruning updates        # none, obs and joint on the full matrix, steps of 10 %
-    python -m experiments.one_shot_pruning methods        # M-FAC against the others at 50, 70, 80 and 90 %
+    python -m experiments.one_shot_pruning methods        # M-FAC against the baselines at 50, 70, 80 and 90 %
     python -m experiments.one_shot_pruning two_four       # 2:4 on ResNet20 and on a small BERT
     python -m experiments.one_shot_pruning recalibration  # batch-norm statistics: left, at the end, after every step
     python -m experiments.one_shot_pruning ablation       # block sizes, gradients, damping, recomputations at 90 %
     python -m experiments.one_shot_pruning plot           # accuracy against sparsity
 
-Every cell is saved when it is done, with its settings; a command that was interrupted goes on with what is missing.
-Seconds are processor time of one thread, without the evaluation. Memory is the peak of the process so far; `methods`
-starts a process for each row.
+Every cell is saved with its settings as soon as it is done; an interrupted command resumes. Seconds are processor time
+of one thread, without evaluation. Memory is the peak of the process so far; `methods` starts a process for each row.
 """
 
 import argparse
@@ -26,23 +25,22 @@ from typing import Any
 import torch
 from torch import nn
 
-import mfac
-from experiments import drawing, minilm
-from experiments.ledger import Ledger
+from experiments import drawing
+from experiments.baselines.pruning import prune
+from experiments.ledger import IMAGES, RESULTS, Ledger
+from experiments.models.resnet import mfac_resnet20
 from experiments.pruned_resnet import accuracy_on_test, bn_batches, measured, pruned
-from experiments.recalibration import recalibration
-from experiments.resnet import mfac_resnet20
-from mfac.pruning import PruningResult, prune
+from experiments.tasks import glue_stsb
+from mfac.pruning import PruningResult
 
 COMMAND = "python -m experiments.one_shot_pruning"
-IMAGES = Path(__file__).parent.parent / "docs" / "images"
 PAPER = {  # Table 6 of the paper: accuracy at 10, 20, ..., 90 %
     "none": (91.4, 91.3, 91.0, 90.2, 88.4, 84.8, 77.2, 50.4, 11.5),
     "obs": (91.4, 91.4, 91.5, 91.2, 90.8, 89.7, 86.8, 75.6, 28.2),
     "joint": (91.5, 91.4, 91.4, 91.2, 90.7, 89.7, 87.5, 75.7, 28.1),
 }
-# The settings that gave the most: hardly anything is lost before 60 %, so the effort goes into what comes after.
-# {sparsity: gradients, of 16 augmented images where nothing else is said, for each of 8 recomputations that lead to it}
+# Hardly anything is lost before 60 %, so the effort goes into what comes after. `stages`: {sparsity: gradients, of 16
+# augmented images by default, for each of the 8 recomputations that lead to it}.
 BEST: dict[str, dict[str, Any]] = {
     "60, 80, 90 %": {"stages": {0.8: 128, 0.9: 256}},
     "60, 80, 90 %, four times the gradients, of 4 images": {
@@ -56,7 +54,7 @@ BEST: dict[str, dict[str, Any]] = {
 
 
 def defaults() -> None:
-    """What `mfac.prune` does when nothing is said: 64 gradients of 32 images, 16 recomputations."""
+    """64 gradients of 32 images, 16 recomputations."""
     ledger = Ledger("one_shot_defaults", f"{COMMAND} defaults")
     ledger.cell("dense", lambda: {"accuracy": accuracy_on_test(mfac_resnet20())})
     for sparsity in (0.8, 0.9):
@@ -71,14 +69,8 @@ def best(only: str | None) -> None:
             ledger.cell(key, lambda row=row: _best_row(**row))
 
 
-def _best_row(
-    stages: dict[float, int],
-    recalibrated: bool = False,
-    method: str = "mfac",
-    augment: bool = True,
-    batch_size: int = 16,
-    damping: float = 2e-5,
-) -> dict[str, Any]:
+def _best_row(stages: dict[float, int], recalibrated: bool = False, method: str = "mfac", augment: bool = True,
+              batch_size: int = 16, damping: float = 2e-5) -> dict[str, Any]:  # fmt: skip
     model = mfac_resnet20()
     shared = {"method": method, "bn_batches": bn_batches() if recalibrated else None}
     result, cell = pruned(model, 0.6, 32, augment, recomputations=2, **shared)
@@ -91,22 +83,23 @@ def _best_row(
     return row
 
 
-def updates(num_grads: int, images: int, only: str | None) -> None:
-    """The paper's table of three updates: the full matrix, gradients of 16 images, anew after every 10 %.
+def updates(num_grads: int, images: int, only: str | None, folder: Path = RESULTS,
+            make_model: Callable[[], nn.Module] = mfac_resnet20) -> None:  # fmt: skip
+    """The paper's table of three updates: the full matrix, gradients of 16 images, recomputed after every 10 %.
 
-    Batch-norm statistics are re-estimated after each step; the last row shows what happens without.
+    Batch-norm statistics are re-estimated after each step; the last row is without that.
     """
     command = f"{COMMAND} updates --num-grads {num_grads} --test-images {images}"
-    ledger = Ledger("one_shot_updates", command)
+    ledger = Ledger("one_shot_updates", command, folder)
     for update, recalibrated in (("joint", True), ("obs", True), ("none", True), ("joint", False)):
         name = update if recalibrated else f"{update}, statistics left"
         if only in (None, name):
             key = f"{name}, {num_grads} gradients, {images} test images"
-            ledger.cell(key, lambda u=update, r=recalibrated: _update_row(u, num_grads, images, r))
+            ledger.cell(key, lambda u=update, r=recalibrated: _update_row(make_model(), u, num_grads, images, r))
 
 
-def _update_row(update: str, num_grads: int, images: int, recalibrated: bool) -> dict[str, Any]:
-    model, masks, row = mfac_resnet20(), None, []
+def _update_row(model: nn.Module, update: str, num_grads: int, images: int, recalibrated: bool) -> dict[str, Any]:
+    masks, row = None, []
     settings = {"update": update, "num_grads": num_grads, "block_size": None, "recomputations": 1}
     for tenths in range(1, 10):
         settings["bn_batches"] = bn_batches() if recalibrated else None
@@ -147,10 +140,9 @@ def _method_row(settings: dict[str, Any], images: int) -> dict[str, Any]:
         result, cell = pruned(model, sparsity, 16, masks=masks, **shared, **settings)
         masks = result.masks
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-        row[f"{sparsity:.0%}"] = {"accuracy": accuracy_on_test(model, images), "peak_mib": memory} | cell
-        print(
-            f"  {sparsity:.0%}: {row[f'{sparsity:.0%}']['accuracy']:.2f} {cell['seconds']} s {memory} MiB", flush=True
-        )
+        cell |= {"accuracy": accuracy_on_test(model, images), "peak_mib": memory}
+        row[f"{sparsity:.0%}"] = cell
+        print(f"  {sparsity:.0%}: {cell['accuracy']:.2f} {cell['seconds']} s {memory} MiB", flush=True)
     return row
 
 
@@ -171,27 +163,26 @@ def _two_four_resnet(method: str) -> dict[str, Any]:
 
 
 def _count_groups(model: nn.Module, result: PruningResult) -> dict[int, int]:
-    """How many groups of four have how many weights that are not zero."""
+    """{nonzero weights: number of groups of four}."""
     weights = dict(model.named_parameters())
     kept = [weights[name].movedim(1, -1).reshape(-1, 4).count_nonzero(1) for name in result.targets]
     return {int(k): int(n) for k, n in zip(*torch.cat(kept).unique(return_counts=True), strict=True)}
 
 
 def _two_four_bert(method: str) -> dict[str, Any]:
-    """All 18 matrices of the encoder; the loss is the squared error of the cosine on STS-B."""
-    model = minilm.load()
-    dev = minilm.pairs("dev", 50, limit=500)
-    dense = minilm.spearman(model, dev)
+    """All 18 matrices of the encoder; the loss is the squared error of the cosine on STS-B, 500 pairs for testing."""
+    model = glue_stsb.model().requires_grad_(True)
+    dev, train = glue_stsb.pairs("dev", 50, length=32, limit=500), glue_stsb.pairs("train", 8, length=32)
+    dense = glue_stsb.correlation(model, dev)
     start = time.process_time()
     result = prune(
-        model, mfac.criterion_loss(nn.MSELoss()), minilm.pairs("train", 8), None, pattern="2:4",
-        targets=r"re:encoder\.layer.*weight$", ignore="re:LayerNorm", num_grads=32, recomputations=2, method=method,
-        seed=1, progress=False,
+        model, glue_stsb.loss, train, None, pattern="2:4", targets=r"re:encoder\.layer.*weight$",
+        ignore="re:LayerNorm", num_grads=32, recomputations=2, method=method, seed=1, progress=False,
     )  # fmt: skip
     seconds = time.process_time() - start
     return {
         "spearman_dense": dense,
-        "spearman": minilm.spearman(model, dev),
+        "spearman": glue_stsb.correlation(model, dev),
         "groups": _count_groups(model, result),
         "sparsity": result.sparsity,
         "weights": result.num_weights,
@@ -234,49 +225,45 @@ def ablation() -> None:
 
 
 def plot() -> None:
-    """Two pictures of accuracy against sparsity: the methods side by side, and the most that was reached."""
+    """Two pictures of accuracy against sparsity: the methods, and the best results."""
     words = {"x": "sparsity, %", "y": "accuracy on the test images, %"}
     dense = Ledger("one_shot_defaults", "").cells["dense"]["accuracy"]
     methods = {key: _curve(row.values()) for key, row in Ledger("one_shot_methods", "").cells.items()}
-    title = "ResNet20 on CIFAR-10, 32 batches a step, no training after it"
+    title = "ResNet20 on CIFAR-10, 32 batches per step, no training afterwards"
     print(drawing.lines(IMAGES / "one_shot_methods.png", _over(dense, methods), title=title, **words))
     reached = {f"best: {key}": _curve(row.values()) for key, row in Ledger("one_shot_best", "").cells.items()}
     cells = Ledger("one_shot_defaults", "").cells
-    reached["mfac.prune as it comes"] = _curve(cell for cell in cells.values() if "sparsity" in cell)
+    reached["mfac.prune, defaults"] = _curve(cell for cell in cells.values() if "sparsity" in cell)
     for key, row in Ledger("one_shot_updates", "").cells.items():
         if key.startswith("joint, 1024"):
             reached["full matrix, 1,024 gradients, joint"] = _curve(row["steps"])
-    title = "ResNet20 on CIFAR-10, the most that was reached without training"
+    title = "ResNet20 on CIFAR-10, the best results without training"
     print(drawing.lines(IMAGES / "one_shot_best.png", _over(dense, reached), title=title, **words))
 
 
-def _curve(cells: Iterable[dict[str, Any]]) -> tuple[list[float], list[float]]:
-    points = [(100 * cell["sparsity"], cell["accuracy"]) for cell in cells]
-    return [x for x, _ in points], [y for _, y in points]
+def _curve(cells: Iterable[dict[str, Any]]) -> drawing.Curve:
+    return drawing.curve((100 * cell["sparsity"], cell["accuracy"]) for cell in cells)
 
 
-def _over(dense: float, curves: dict[str, tuple[list[float], list[float]]]) -> dict[str, Any]:
-    """The curves, and the dense network above them."""
+def _over(dense: float, curves: dict[str, drawing.Curve]) -> dict[str, drawing.Curve]:
     ends = [x for xs, _ in curves.values() for x in xs]
     return {f"dense, {dense:.2f}": ([min(ends), max(ends)], [dense, dense]), **curves}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    plain: dict[str, Callable[[], None]] = {f.__name__: f for f in (defaults, two_four, recalibration, ablation, plot)}
-    parser.add_argument("recipe", choices=[*plain, "best", "updates", "methods"])
+    parser.add_argument("recipe", choices=["defaults", "best", "updates", "methods", "two_four", "recalibration",
+                                           "ablation", "plot"])  # fmt: skip
     parser.add_argument("--num-grads", type=int, default=1024, help="of updates; the paper has 1024")
     parser.add_argument("--test-images", type=int, default=10_000, help="of updates and methods; 10,000 are all")
-    parser.add_argument("--only", help="one row of updates or methods, in this process")
-    arguments = parser.parse_args()
-    if arguments.recipe == "updates":
-        updates(arguments.num_grads, arguments.test_images, arguments.only)
-    elif arguments.recipe == "best":
-        best(arguments.only)
-    elif arguments.recipe == "methods":
-        methods(arguments.only, arguments.test_images)
-    else:
-        plain[arguments.recipe]()
+    parser.add_argument("--only", help="one row of best, updates or methods, in this process")
+    given = parser.parse_args()
+    arguments = {
+        "best": (given.only,),
+        "updates": (given.num_grads, given.test_images, given.only),
+        "methods": (given.only, given.test_images),
+    }
+    globals()[given.recipe](*arguments.get(given.recipe, ()))
 
 
 if __name__ == "__main__":

@@ -3,16 +3,14 @@
     python -m experiments.optimizers digits     # an MLP on scikit-learn's digits, five seeds: a minute
     python -m experiments.optimizers cifar10    # ResNet20 on CIFAR-10, three epochs: over an hour on one core
     python -m experiments.optimizers windows    # one learning rate, windows from 16 to 1024
-    python -m experiments.optimizers plot       # the pictures of what was measured
+    python -m experiments.optimizers plot       # the pictures of the results
 
-Each optimizer gets the same small search: four settings, a short run each, the lowest training loss counts. All runs
+Each optimizer gets the same small search: four settings, a short run each; the lowest training loss wins. All runs
 lower the learning rate to zero by a cosine. Seconds are processor time of one thread, without evaluation.
 """
 
 import argparse
 import itertools
-import math
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -20,24 +18,25 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import mfac
-from experiments import data
-from experiments.ledger import RESULTS, Ledger
-from experiments.resnet import ResNet
-from experiments.training import last_loss
+from experiments import data, drawing
+from experiments.ledger import IMAGES, RESULTS, Ledger
+from experiments.models.resnet import ResNet
+from experiments.training import Training, cosine, last_loss
 
 Make = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
+TITLES = {
+    "digits": "An MLP on scikit-learn's digits, mean of five seeds",
+    "cifar10": "ResNet20 on CIFAR-10, three epochs of batches of 128",
+}
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is learned: model and batches by seed, a test, and how long."""
-
     model: Callable[[int], nn.Module]
     batches: Callable[[int], Iterable[tuple[Tensor, Tensor]]]
-    accuracy: Callable[[nn.Module], float]
+    test: Callable[[nn.Module], dict[str, float]]
     steps: int
     search_steps: int
     seeds: int
@@ -45,30 +44,21 @@ class Task:
 
 
 def contenders(num_grads: int, dampings: tuple[float, float], decay: float) -> dict[str, dict[str, Make]]:
-    """{optimizer: {settings: its maker}}, four each; momentum and decay are those of the paper's ResNet20 table.
+    """{optimizer: {settings: how to make it}}, four each; momentum and decay are those of the paper's ResNet20 table.
 
-    M-FAC is in the units of normalize="sum": a damping of 512e-5 and a learning rate of 0.5 are the paper's at m = 512.
+    With normalize="sum" a damping of 512e-5 and a learning rate of 0.5 are the paper's at m = 512.
     """
-
-    def ours(lr: float, damping: float) -> Make:
-        return lambda params: mfac.MFAC(params, lr, num_grads, damping, weight_decay=decay, normalize="sum")
-
-    def sgd(lr: float) -> Make:
-        return lambda params: torch.optim.SGD(params, lr, momentum=0.9, weight_decay=1e-4)
-
-    def adam(lr: float) -> Make:
-        return lambda params: torch.optim.Adam(params, lr)
-
-    def adamw(lr: float) -> Make:
-        return lambda params: torch.optim.AdamW(params, lr, weight_decay=0.01)
-
-    pairs = itertools.product((0.5, 1.0), dampings)
+    rates = (3e-4, 1e-3, 3e-3, 1e-2)
+    ours = partial(mfac.MFAC, num_grads=num_grads, weight_decay=decay, normalize="sum")
+    sgd = partial(torch.optim.SGD, momentum=0.9, weight_decay=1e-4)
+    adamw = partial(torch.optim.AdamW, weight_decay=0.01)
     return {
-        "M-FAC": {f"lr {lr:g}, damping {damping:g}": ours(lr, damping) for lr, damping in pairs},
-        "SGD, momentum": {f"lr {lr:g}": sgd(lr) for lr in (0.03, 0.1, 0.3, 1.0)},
-        "Adam": {f"lr {lr:g}": adam(lr) for lr in (3e-4, 1e-3, 3e-3, 1e-2)},
-        "AdamW": {f"lr {lr:g}": adamw(lr) for lr in (3e-4, 1e-3, 3e-3, 1e-2)},
-    }
+        "M-FAC": {f"lr {lr:g}, damping {damping:g}": partial(ours, lr=lr, damping=damping)
+                  for lr, damping in itertools.product((0.5, 1.0), dampings)},
+        "SGD, momentum": {f"lr {lr:g}": partial(sgd, lr=lr) for lr in (0.03, 0.1, 0.3, 1.0)},
+        "Adam": {f"lr {lr:g}": partial(torch.optim.Adam, lr=lr) for lr in rates},
+        "AdamW": {f"lr {lr:g}": partial(adamw, lr=lr) for lr in rates},
+    }  # fmt: skip
 
 
 def digits() -> Task:
@@ -77,7 +67,7 @@ def digits() -> Task:
     images, labels = (torch.from_numpy(part) for part in load_digits(return_X_y=True))
     images, labels = images.float() / 16, labels.long()
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    train, test = order[:1437], order[1437:]
+    train, held_out = order[:1437], order[1437:]
 
     def batches(seed: int) -> Iterable[tuple[Tensor, Tensor]]:
         generator = torch.Generator().manual_seed(seed)
@@ -89,29 +79,20 @@ def digits() -> Task:
         torch.manual_seed(seed)
         return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
 
-    def accuracy(model: nn.Module) -> float:
-        with torch.no_grad():
-            return 100 * float((model(images[test]).argmax(1) == labels[test]).float().mean())
+    @torch.no_grad()
+    def test(model: nn.Module) -> dict[str, float]:
+        return {"accuracy": 100 * float((model(images[held_out]).argmax(1) == labels[held_out]).float().mean())}
 
-    return Task(model, batches, accuracy, steps=440, search_steps=220, seeds=5, test_every=44)
+    return Task(model, batches, test, steps=440, search_steps=220, seeds=5, test_every=44)
 
 
 def cifar10() -> Task:
-    images, labels = data.load_cifar10("train")
-    test = data.ImageBatches(*data.load_cifar10("test"), 250, data.CIFAR10)
-
-    def batches(seed: int) -> Iterable[tuple[Tensor, Tensor]]:
-        shuffled = data.ImageBatches(images, labels, 128, data.CIFAR10, seed=seed, augment=True)
-        return itertools.chain.from_iterable(itertools.repeat(shuffled))
-
     def model(seed: int) -> nn.Module:
         torch.manual_seed(seed)
         return ResNet(20, projection=False).to(memory_format=torch.channels_last)
 
-    def accuracy(model: nn.Module) -> float:
-        return data.accuracy(model, test)
-
-    return Task(model, batches, accuracy, steps=1170, search_steps=100, seeds=1, test_every=130)
+    return Task(model, lambda seed: data.cifar_batches(128, data.CIFAR10, seed), data.make_test(data.CIFAR10),
+                steps=1170, search_steps=100, seeds=1, test_every=130)  # fmt: skip
 
 
 TASKS = {
@@ -121,37 +102,14 @@ TASKS = {
 
 
 def train(task: Task, make: Make, steps: int, seed: int, tests: bool = True) -> dict[str, Any]:
-    """Losses and seconds of every step, and accuracies of every `test_every`; stops where the loss is not finite."""
     model = task.model(seed)
-    optimizer = make(model.parameters())
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: (1 + math.cos(math.pi * t / steps)) / 2)
-    losses, clock, tested, spent = [], [], [], 0.0
-    for t, (images, labels) in enumerate(itertools.islice(task.batches(seed), steps), 1):
-        began = time.process_time()
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(images), labels)
-        loss.backward()
-        if not math.isfinite(float(loss.detach())):
-            break
-        optimizer.step()
-        schedule.step()
-        spent += time.process_time() - began
-        losses.append(round(loss.item(), 5))
-        clock.append(round(spent, 4))
-        if tests and (t % task.test_every == 0 or t == steps):
-            tested.append([t, round(task.accuracy(model), 2)])
-            print(f"  step {t} of {steps}: loss {losses[-1]:.3f}, accuracy {tested[-1][1]:.2f} %", flush=True)
-    return {
-        "seed": seed,
-        "finished": len(losses) == steps,
-        "losses": losses,
-        "seconds": clock,
-        "tests": tested,
-    }
+    test = task.test if tests else None
+    run = Training(model, make(model.parameters()), task.batches(seed), steps, cosine, test=test,
+                   test_every=task.test_every)  # fmt: skip
+    return {"seed": seed} | run.run()
 
 
 def compare(name: str) -> None:
-    """The search and the runs of one task, for every contender."""
     build, entrants = TASKS[name]
     task = build()
     ledger = Ledger(f"optimizers_{name}", f"python -m experiments.optimizers {name}")
@@ -168,7 +126,7 @@ def compare(name: str) -> None:
 
 
 def windows() -> None:
-    """The same learning rate and damping for every m, in both units: the paper's mean over m, and the sum."""
+    """The same learning rate and damping for every m, for both normalizations."""
     task = digits()
     ledger = Ledger("optimizers_windows", "python -m experiments.optimizers windows")
     for m in (16, 64, 256, 1024):
@@ -179,13 +137,65 @@ def windows() -> None:
                 print(f"{normalize}, m = {m}: loss {last_loss(run):.4f}, accuracy {run['tests'][-1:]}")
 
 
+def accuracies(run: dict[str, Any]) -> drawing.Curve:
+    """(steps, accuracies) of a run's tests; older results have pairs in place of dictionaries."""
+    return drawing.curve(
+        (test["step"], test["accuracy"]) if isinstance(test, dict) else tuple(test) for test in run["tests"]
+    )
+
+
+def mean(columns: list[list[float]]) -> list[float]:
+    return [sum(values) / len(values) for values in zip(*columns, strict=True)]
+
+
+def smooth(values: list[float], width: int) -> list[float]:
+    """Means over the last `width` values."""
+    return [sum(values[max(0, i - width + 1) : i + 1]) / min(i + 1, width) for i in range(len(values))]
+
+
+def plot_task(name: str) -> None:
+    """Three panels: loss by step, loss by second, accuracy by step."""
+    cells = Ledger(f"optimizers_{name}", "").cells
+    figure, ((by_step, by_second, tested),) = drawing.panels(1, 3, (13, 3.9))
+    for number, label in enumerate(TASKS[name][1]):
+        found = {key: run for key, run in cells.items() if key.startswith(f"run, {label}, ") and run["finished"]}
+        if not found:
+            continue
+        setting = next(iter(found)).removeprefix(f"run, {label}, ").rsplit(", seed", 1)[0]
+        runs, look = list(found.values()), drawing.style(number)
+        losses = smooth(mean([run["losses"] for run in runs]), 20)
+        every = max(1, len(losses) // 8)
+        by_step.plot(losses, label=f"{label} ({setting})", markevery=every, **look)
+        by_second.plot(mean([run["seconds"] for run in runs]), losses, markevery=every, **look)
+        tested.plot(accuracies(runs[0])[0], mean([accuracies(run)[1] for run in runs]), **look)
+    by_step.set(xlabel="step", ylabel="training loss, mean of 20 steps", yscale="log")
+    by_second.set(xlabel="seconds of one core", ylabel="training loss", yscale="log")
+    tested.set(xlabel="step", ylabel="test accuracy, %")
+    figure.suptitle(TITLES[name])
+    figure.legend(*by_step.get_legend_handles_labels(), loc="outside lower center", ncol=4, fontsize=9, frameon=False)
+    drawing.save(figure, IMAGES / f"optimizers_{name}.png")
+
+
+def plot_windows() -> None:
+    """The last loss against m, with one learning rate and one damping."""
+    cells = Ledger("optimizers_windows", "").cells
+    points: dict[str, list[tuple[int, float]]] = {"full": [], "sum": []}
+    for key, run in cells.items():
+        if run["finished"]:
+            normalize, m, _ = key.split(", ")
+            points[normalize].append((int(m.removeprefix("m ")), sum(run["losses"][-44:]) / 44))
+    figure, ((axis,),) = drawing.panels(size=(6, 4))
+    for normalize, mark, told in (("full", "o", "lr 1e-3, damping 1e-5"), ("sum", "s", "lr 0.5, damping 0.1")):
+        axis.plot(*drawing.curve(points[normalize]), mark, label=f'normalize="{normalize}", {told}')
+    axis.set(xscale="log", yscale="log", xlabel="m, gradients in the window", ylabel="loss of the last 44 steps",
+             title="One learning rate for every window: digits, three seeds")  # fmt: skip
+    ticks = sorted({m for found in points.values() for m, _ in found})
+    axis.set_xticks(ticks, map(str, ticks))
+    axis.legend()
+    drawing.save(figure, IMAGES / "optimizers_windows.png")
+
+
 def plot() -> None:
-    """docs/images/optimizers_*.png of what was measured."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from experiments.optimizer_plots import plot_task, plot_windows
-
     for name in TASKS:
         if (RESULTS / f"optimizers_{name}.json").exists():
             plot_task(name)

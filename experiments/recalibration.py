@@ -1,21 +1,21 @@
-"""Batch-norm statistics of a pruned ResNet20: left alone, re-estimated at the end, and after every step."""
+"""Batch-norm statistics of a pruned ResNet20: left, re-estimated at the end, and after every step."""
 
 from typing import Any
 
 import torch
 from torch import nn
 
-from experiments.data import HALVES, ImageBatches, load_cifar10
+from experiments.data import HALVES, ImageBatches, cifar10
 from experiments.ledger import Ledger
-from experiments.pruned_resnet import LOSS, accuracy_on_test, bn_batches, pruned
-from experiments.resnet import mfac_resnet20
+from experiments.models.resnet import mfac_resnet20
+from experiments.pruned_resnet import accuracy_on_test, bn_batches, pruned
+from experiments.training import cross_entropy
 from mfac.pruning.batch_norm import recalibrate
 
 SETTINGS = {"num_grads": 32, "recomputations": 6}
 
 
 def recalibration() -> None:
-    """The same pruning with the statistics left alone, re-estimated at the end, and after every step."""
     ledger = Ledger("one_shot_recalibration", "python -m experiments.one_shot_pruning recalibration")
     ledger.cell("dense", lambda: _state_of(mfac_resnet20()))
     for augment in (True, False):
@@ -53,15 +53,15 @@ def _recalibrated_by_step(sparsity: float) -> dict[str, Any]:
 
 
 def _train_loss(model: nn.Module) -> float:
-    """On 1,000 training images as they are, none of which the statistics were taken from."""
-    images, labels = load_cifar10("train")
+    """On 1,000 training images that the statistics were not taken from."""
+    images, labels = cifar10("train")
     batches = ImageBatches(images[-1000:], labels[-1000:], 100, HALVES)
     with torch.no_grad():
-        return sum(float(LOSS(model, batch)) for batch in batches) / len(batches)
+        return sum(float(cross_entropy(model, batch)) for batch in batches) / len(batches)
 
 
 def _variances(model: nn.Module) -> dict[str, float]:
-    """The mean running variance of the second batch norm of every block, by stage: how much signal is left."""
+    """The mean running variance of the second batch norm of every block, by stage."""
     found: dict[str, list[float]] = {}
     for name, module in model.named_modules():
         if name.endswith("bn2"):

@@ -1,10 +1,10 @@
-"""What damping, block size, gradients and recomputations do: one-shot pruning of a small network on digits.
+"""The effect of damping, block size, gradients and recomputations: one-shot pruning of a small network on digits.
 
     python -m experiments.settings run     # 25 settings, five seeds each: some minutes on one core
     python -m experiments.settings plot    # docs/images/settings_digits.png, and the table
 
-One thing is changed at a time; accuracy on the 360 held-out digits at 95 %, without fine-tuning. Each seed is another
-network, trained by the task itself.
+One setting is changed at a time; accuracy on the 360 held-out digits at 95 %, without fine-tuning. Each seed is a
+different network, trained by the task itself.
 """
 
 import argparse
@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from experiments.ledger import Ledger
+from experiments import drawing
+from experiments.ledger import IMAGES, Ledger
 from mfac.app.tasks import load_task
 from mfac.pruning import prune
 
@@ -43,7 +44,7 @@ def trained(seed: int) -> nn.Module:
 
 
 def measured(settings: dict[str, Any]) -> list[float]:
-    """Accuracy in per cent, a number a seed."""
+    """Accuracy in per cent, one number per seed."""
     found = []
     assert TASK.evaluate is not None
     for seed in range(SEEDS):
@@ -64,24 +65,17 @@ def run() -> None:
 
 
 def table(cells: dict[str, list[float]]) -> str:
-    """Mean and deviation over the seeds, in Markdown."""
+    """Mean and standard deviation over the seeds, in Markdown."""
     lines = ["| setting | accuracy, mean and deviation of five networks |", "| --- | --- |"]
     lines += [f"| {key} | {mean(values):.1f} ± {stdev(values):.1f} |" for key, values in cells.items()]
     return "\n".join(lines)
 
 
 def plot() -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from pathlib import Path
-
-    from matplotlib.figure import Figure
-
     cells = Ledger("settings_digits", COMMAND).cells
     print(table(cells))
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
-    for axes, (name, values) in zip(figure.subplots(1, len(VARIED), sharey=True), VARIED.items(), strict=True):
+    figure, (panels,) = drawing.panels(1, len(VARIED), (12, 3.6), sharey=True)
+    for axes, (name, values) in zip(panels, VARIED.items(), strict=True):
         means = [mean(cells[f"{name} {value}"]) for value in values]
         errors = [stdev(cells[f"{name} {value}"]) for value in values]
         axes.errorbar(range(len(values)), means, errors, fmt="o-", capsize=3, markersize=5)
@@ -89,9 +83,8 @@ def plot() -> None:
         labels = ["full" if value is None else f"{value:g}" if isinstance(value, float) else value for value in values]
         axes.set_xticks(range(len(values)), labels, rotation=60)
         axes.set_title(name, fontsize=10)
-        axes.grid(alpha=0.3)
-    figure.axes[0].set_ylabel(f"accuracy at {SPARSITY:.0%} sparsity, %")
-    figure.savefig(Path(__file__).parent.parent / "docs" / "images" / "settings_digits.png", dpi=120)
+    panels[0].set_ylabel(f"accuracy at {SPARSITY:.0%} sparsity, %")
+    drawing.save(figure, IMAGES / "settings_digits.png")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The loop behind every recipe that trains: losses, seconds, tests, and a checkpoint after each pass over the data."""
+"""The training loop of the recipes: losses, seconds, tests and checkpoints."""
 
 import math
 import time
@@ -8,59 +8,76 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+import mfac
+from experiments.datasets.folder import data_folder
 from mfac.pruning.atomic_file import replacing
 
+RUNS = data_folder().parent / "runs"  # checkpoints of unfinished runs, and networks that were trained once
 Factor = Callable[[float], float]
+cross_entropy = mfac.criterion_loss(nn.CrossEntropyLoss())
 
 
 def cosine(progress: float) -> float:
-    """From 1 to 0 by a cosine."""
     return (1 + math.cos(math.pi * progress)) / 2
 
 
 def linear(progress: float) -> float:
-    """From 1 to 0 in a straight line."""
     return 1 - progress
 
 
 def drops(*places: float, factor: float = 0.1) -> Factor:
-    """`factor` to the number of places (shares of the training) passed so far."""
+    """`factor` to the power of the number of places (fractions of the training) passed so far."""
     return lambda progress: factor ** sum(progress >= place for place in places)
 
 
-def cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Of a batch (images, labels)."""
-    images, labels = batch
-    return F.cross_entropy(model(images), labels)
-
-
 def compute_gradients(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    """Fills `.grad`; for AdaHessian, which differentiates once more, with the graph of the gradients."""
+    """Fills `.grad`; for AdaHessian, which differentiates a second time, with the graph of the gradients."""
     if type(optimizer).__name__ != "AdaHessian":
         loss.backward()
         return
-    # Not by backward, which would make a cycle of references of parameters and graph.
+    # Not by backward, which would create a reference cycle between parameters and graph.
     tensors = [p for p in model.parameters() if p.requires_grad]
     for p, gradient in zip(tensors, torch.autograd.grad(loss, tensors, create_graph=True), strict=True):
         p.grad = gradient
 
 
-class Training:
-    """One run: `steps` steps over passes of `batches`, the learning rate times `factor(progress)`.
+def file_of(key: str) -> Path:
+    return RUNS / f"{key}.pt".replace(" ", "_").replace(",", "")
 
-    Args:
-        model: trained in place.
-        optimizer: of its parameters.
-        batches: an iterable for every pass; a `generator` in it is saved and resumed.
-        steps: in all; the last pass may be cut.
-        factor: of the share of steps done so far.
-        test: model -> figures, called after every `test_every` steps and at the end; its time does not count.
-        test_every: steps.
-        loss_fn: (model, batch) -> loss.
-        keep: a file for checkpoints; None: none.
-        keep_every: passes.
+
+class Checkpoint:
+    """The states of some objects and a record in one file; without a path nothing is saved."""
+
+    def __init__(self, path: Path | None, **parts: Any):
+        self.path, self.parts = path, parts
+
+    def save(self, **record: Any) -> None:
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            state = {name: part.state_dict() for name, part in self.parts.items()}
+            with replacing(self.path) as draft:
+                torch.save(state | {"record": record}, draft)
+
+    def load(self) -> dict[str, Any] | None:
+        """The record, after restoring the objects; None if nothing was saved."""
+        if self.path is None or not self.path.exists():
+            return None
+        state = torch.load(self.path, weights_only=True)
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])
+        return state["record"]
+
+    def remove(self) -> None:
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+class Training:
+    """Trains a model in place for `steps` steps, the learning rate times `factor(fraction of steps done)`.
+
+    `test` is called every `test_every` steps and at the end, and is not part of the seconds. A checkpoint is saved in
+    `keep` every `keep_every` passes over the batches, with the state of their `generator`, if they have one.
     """
 
     def __init__(
@@ -78,16 +95,16 @@ class Training:
         keep_every: int = 1,
     ):
         self.model, self.optimizer, self.batches, self.steps = model, optimizer, batches, steps
-        self.test, self.test_every, self.loss_fn = test, test_every, loss_fn
-        self.keep, self.keep_every = keep, keep_every
+        self.test, self.test_every, self.loss_fn, self.keep_every = test, test_every, loss_fn, keep_every
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: factor(min(1.0, t / steps)))
+        self.checkpoint = Checkpoint(keep, model=model, optimizer=optimizer, scheduler=self.scheduler)
         self.losses: list[float] = []
         self.clock: list[float] = []
         self.tests: list[dict[str, float]] = []
         self.passes = 0
 
     def run(self) -> dict[str, Any]:
-        """{finished, losses, seconds (processor time so far, of every step), tests}."""
+        """{finished, losses, seconds (processor time after every step), tests}."""
         self._resume()
         while len(self.losses) < self.steps:
             for batch in self.batches:
@@ -96,14 +113,13 @@ class Training:
                 if len(self.losses) == self.steps:
                     break
             self.passes += 1
-            if self.keep is not None and self.passes % self.keep_every == 0:
+            if self.passes % self.keep_every == 0:
                 self._save()
-        if self.keep is not None:
-            self.keep.unlink(missing_ok=True)
+        self.checkpoint.remove()
         return self._record(finished=True)
 
     def _step(self, batch: Any) -> bool:
-        """Trains on one batch; False where the loss is not finite any more."""
+        """False if the loss is no longer finite."""
         self.model.train()
         began = time.process_time()
         self.optimizer.zero_grad()
@@ -114,7 +130,7 @@ class Training:
         compute_gradients(self.model, self.optimizer, loss)
         try:
             self.optimizer.step()
-        except RuntimeError as error:  # a gradient that is not finite, or a matrix that cannot be factored any more
+        except RuntimeError as error:  # a gradient that is not finite, or a matrix that cannot be factored
             print(f"  stopped at step {len(self.losses) + 1}: {error}", flush=True)
             return False
         self.scheduler.step()
@@ -132,36 +148,26 @@ class Training:
     def _record(self, finished: bool) -> dict[str, Any]:
         return {"finished": finished, "losses": self.losses, "seconds": self.clock, "tests": self.tests}
 
-    def _parts(self) -> dict[str, Any]:
-        return {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
-
     def _save(self) -> None:
-        assert self.keep is not None
-        self.keep.parent.mkdir(parents=True, exist_ok=True)
-        state: dict[str, Any] = {name: part.state_dict() for name, part in self._parts().items()}
         generator = getattr(self.batches, "generator", None)
-        state["batches"] = None if generator is None else generator.get_state()
-        state["random"] = torch.get_rng_state()
-        state["record"] = {"losses": self.losses, "clock": self.clock, "tests": self.tests, "passes": self.passes}
-        with replacing(self.keep) as draft:
-            torch.save(state, draft)
+        self.checkpoint.save(
+            losses=self.losses, clock=self.clock, tests=self.tests, passes=self.passes, random=torch.get_rng_state(),
+            order=None if generator is None else generator.get_state(),
+        )  # fmt: skip
 
     def _resume(self) -> None:
-        """Goes on after the last pass that was saved."""
-        if self.keep is None or not self.keep.exists():
+        record = self.checkpoint.load()
+        if record is None:
             return
-        state = torch.load(self.keep, weights_only=True)
-        for name, part in self._parts().items():
-            part.load_state_dict(state[name])
-        if state["batches"] is not None:
-            self.batches.generator.set_state(state["batches"])  # type: ignore[attr-defined]
-        torch.set_rng_state(state["random"])
-        for name, value in state["record"].items():
-            setattr(self, name, value)
+        torch.set_rng_state(record.pop("random"))
+        order = record.pop("order")
+        if order is not None:
+            self.batches.generator.set_state(order)  # type: ignore[attr-defined]
+        vars(self).update(record)
         print(f"  resumed at step {len(self.losses)} of {self.steps}", flush=True)
 
 
 def last_loss(run: dict[str, Any]) -> float:
-    """The mean loss of the last tenth of a run; infinite for one that diverged."""
+    """The mean loss of the last tenth of a run; infinite if it diverged."""
     tail = max(1, len(run["losses"]) // 10)
     return sum(run["losses"][-tail:]) / tail if run["finished"] else math.inf

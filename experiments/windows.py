@@ -1,19 +1,19 @@
-"""Storages of the window in training: how close the steps are to uncompressed ones, and how well it learns.
+"""Storages of the window in training: how close the steps are to uncompressed ones, and how well training works.
 
     python -m experiments.windows digits     # an MLP on scikit-learn's digits: some minutes
     python -m experiments.windows cifar10    # ResNet20 on a quarter of CIFAR-10, three epochs: 80 minutes of one core
     python -m experiments.windows sst2       # MiniLM on SST-2 of GLUE, 100 steps: 20 minutes of one core
     python -m experiments.windows bert_tiny  # BERT-tiny, untrained, on SST-2 with 1,024 gradients; one seed
-    python -m experiments.windows bert_short # the same with 256 gradients, in float32 too, and by Adam and SGD
-    python -m experiments.windows table      # what was measured
+    python -m experiments.windows bert_short # the same with 256 gradients, also in float32, and by Adam and SGD
+    python -m experiments.windows table      # the results
 
-All others with five seeds; `--seeds 1 2` does some of them, and may run beside another that does the rest.
+The others have five seeds; `--seeds 1 2` runs some of them, in parallel with another process that runs the rest.
 
-Two things are measured. `run`: the whole training with each storage, as experiments.optimizers does it (its M-FAC
-setting, a cosine schedule), or the recipe `bert`: last loss and accuracy. `steps`: training goes on with float32 rows,
-and every storage sees the same gradients beside it; the cosine between its step and the uncompressed one, and the ratio
-of their lengths. A top-k step is F⁻¹ of the compressed row, most of whose entries are zero: it is meant to be right
-over many steps, not in each. So the cosine between sums of steps, over as many as the window has rows, is there too.
+`run` cells are whole trainings with each storage, like those of experiments.optimizers (its settings for M-FAC, a
+cosine schedule) or of the recipe `bert`: last loss and accuracy. `steps` cells are one training with float32 rows, in
+which every storage sees the same gradients: the cosine between its step and the uncompressed one, and the ratio of
+their lengths. A top-k step is F⁻¹ of the compressed row, most of whose entries are zero; it is accurate over many steps
+rather than in each. So the cosine between sums of steps, over as many as the window has rows, is measured too.
 """
 
 import argparse
@@ -33,10 +33,11 @@ import mfac
 from experiments import data
 from experiments.ledger import RESULTS, Ledger
 from experiments.models.bert import bert_classifier
-from experiments.optimizers import TASKS, Task, train
+from experiments.optimizers import TASKS, Task, accuracies, train
 from experiments.recipe import Request
 from experiments.recipes import bert
-from experiments.training import last_loss
+from experiments.training import cosine as cosine_schedule
+from experiments.training import cross_entropy, last_loss
 from mfac.app.runs.environment import process_peak_bytes
 from mfac.windows import Window
 
@@ -46,10 +47,10 @@ STORAGES: dict[str, Window] = {
     "float16": torch.float16,
     "int8": torch.int8,
     "int8, stochastic": mfac.Int8(stochastic=True),
-    "top-k 10 %": mfac.TopK(0.1, block=1 << 14),  # two blocks in the network of digits
+    "top-k 10 %": mfac.TopK(0.1, block=1 << 14),  # two blocks in the digits network
     "top-k 1 %": mfac.TopK(0.01, block=1 << 14),
 }
-# Of experiments.optimizers: the settings that its search chose for M-FAC, in the units of normalize="sum".
+# The settings that the search of experiments.optimizers chose for M-FAC, with normalize="sum".
 SETTINGS: dict[str, dict[str, Any]] = {
     "digits": {"lr": 1.0, "num_grads": 256, "damping": 0.1},
     "cifar10": {"lr": 1.0, "num_grads": 256, "damping": 512e-5, "weight_decay": 3e-3},
@@ -66,7 +67,7 @@ BERTS = {
     "bert_short": replace(SST2, steps=300, window=256, train=20_000),
 }
 BERT_STORAGES = {"bert_tiny": ("top-k 1 %", "int8"), "bert_short": ("top-k 1 %", "int8", "float32")}
-# Whether so few steps can teach it at all: {optimizer: learning rates} beside the storages.
+# Whether so few steps are enough for any optimizer: {optimizer: learning rates}.
 RIVALS = {"bert_short": {"Adam": (3e-4, 1e-3), "SGD": (0.01, 0.03, 0.1), "M-FAC": (0.003, 0.03)}}
 
 
@@ -75,80 +76,61 @@ def optimizer_of(name: str, params: Iterable[Tensor], window: Window) -> mfac.MF
 
 
 def cosine(a: Tensor, b: Tensor) -> float:
-    return float(F.cosine_similarity(a, b, dim=0))
-
-
-class Follower:
-    """A window in one storage that sees every gradient, and what its steps are beside the uncompressed ones."""
-
-    def __init__(self, window: Window, dim: int, settings: dict[str, Any]):
-        self.op = mfac.DynamicInverseFisher(
-            settings["num_grads"], dim, settings["damping"], normalize="sum", window=window
-        )
-        self.total = torch.zeros(dim)
-        self.cosines: list[float] = []
-        self.lengths: list[float] = []
-        self.of_sums: list[float] = []
-
-    def see(self, gradient: Tensor, reference: Tensor, reference_total: Tensor, whole: bool) -> None:
-        step = self.op.update_and_apply(gradient)
-        self.total += step
-        self.cosines.append(round(cosine(step, reference), 5))
-        self.lengths.append(round(float(step.norm() / reference.norm()), 5))
-        if whole:
-            self.of_sums.append(round(cosine(self.total, reference_total), 5))
-            self.total.zero_()
-
-    def record(self) -> dict[str, Any]:
-        return {"cosines": self.cosines, "lengths": self.lengths, "cosines_of_sums": self.of_sums}
+    return round(float(F.cosine_similarity(a, b, dim=0)), 5)
 
 
 def follow(name: str, task: Task, steps: int, seed: int) -> dict[str, Any]:
-    """Trains with float32 rows while every other storage computes its own steps from the same gradients."""
+    """Trains with float32 rows while every other storage computes its steps from the same gradients."""
     settings, model = SETTINGS[name], task.model(seed)
     params = list(model.parameters())
-    reference = mfac.DynamicInverseFisher(
-        settings["num_grads"], sum(p.numel() for p in params), settings["damping"], normalize="sum"
-    )
-    followers = {
-        key: Follower(kind, reference.shape[0], settings) for key, kind in STORAGES.items() if key != "float32"
+    dim, num_grads = sum(p.numel() for p in params), settings["num_grads"]
+    windows = {
+        key: mfac.DynamicInverseFisher(num_grads, dim, settings["damping"], normalize="sum", window=window)
+        for key, window in STORAGES.items()
     }
-    total = torch.zeros(reference.shape[0])
-    for t, (inputs, labels) in enumerate(islice(task.batches(seed), steps), 1):
+    sums = {key: torch.zeros(dim) for key in STORAGES}
+    records: dict[str, dict[str, list[float]]] = {
+        key: {"cosines": [], "lengths": [], "cosines_of_sums": []} for key in STORAGES if key != "float32"
+    }
+    for t, batch in enumerate(islice(task.batches(seed), steps), 1):
         model.zero_grad()
-        F.cross_entropy(model(inputs), labels).backward()
+        cross_entropy(model, batch).backward()
         decay = settings.get("weight_decay", 0.0)
         gradient = torch.cat([(p.grad + decay * p.detach()).flatten() for p in params if p.grad is not None])
-        step = reference.update_and_apply(gradient)
-        total += step
-        whole = t % settings["num_grads"] == 0 or t == steps
-        for follower in followers.values():
-            follower.see(gradient, step, total, whole)
-        if whole:
-            total.zero_()
-        lr = settings["lr"] * (1 + math.cos(math.pi * (t - 1) / steps)) / 2
+        found = {key: window.update_and_apply(gradient) for key, window in windows.items()}
+        step = found["float32"]
+        for key, record in records.items():
+            record["cosines"].append(cosine(found[key], step))
+            record["lengths"].append(round(float(found[key].norm() / step.norm()), 5))
+        for key, total in sums.items():
+            total += found[key]
+        if t % num_grads == 0 or t == steps:
+            for key, record in records.items():
+                record["cosines_of_sums"].append(cosine(sums[key], sums["float32"]))
+            for total in sums.values():
+                total.zero_()
+        lr = settings["lr"] * cosine_schedule((t - 1) / steps)
         with torch.no_grad():
             for p, change in zip(params, step.split([p.numel() for p in params]), strict=True):
                 p.sub_(lr * change.view_as(p))
-    return {key: follower.record() for key, follower in followers.items()}
+    return records
 
 
 def build(name: str) -> Task:
-    """A task of experiments.optimizers; CIFAR-10 with a part of its images, and one test at the end."""
+    """A task of experiments.optimizers; CIFAR-10 with some of its images, and one test at the end."""
     task: Task = TASKS[name][0]()
     if name != "cifar10":
         return task
-    images, labels = data.load_cifar10("train")
+    images, labels = (part[:IMAGES] for part in data.cifar10("train"))
 
     def batches(seed: int) -> Iterable[tuple[Tensor, Tensor]]:
-        part = data.ImageBatches(images[:IMAGES], labels[:IMAGES], 128, data.CIFAR10, seed=seed, augment=True)
+        part = data.ImageBatches(images, labels, 128, data.CIFAR10, seed=seed, augment=True)
         return chain.from_iterable(repeat(part))
 
     return replace(task, batches=batches, test_every=STEPS[name])
 
 
 def measure(name: str, seeds: Sequence[int]) -> None:
-    """The steps of one run, and the runs of every storage and seed."""
     task, steps = build(name), STEPS[name]
     ledger = ledger_of(name)
     if SEEDS[0] in seeds:
@@ -168,7 +150,7 @@ def measure_sentences(seeds: Sequence[int]) -> None:
 
 
 def measure_bert_tiny(name: str) -> None:
-    """In the storages that leave room to spare; the smaller first, for its peak."""
+    """The smaller storage first, so that its peak memory is measured."""
     for key in BERT_STORAGES[name]:
         tune(name, key, SEEDS[0], untrained_bert, BERTS[name])
 
@@ -176,11 +158,10 @@ def measure_bert_tiny(name: str) -> None:
 def measure_rivals(name: str) -> None:
     """Other optimizers and learning rates on the same network, in float32."""
     settings = replace(BERTS[name], storage=torch.float32)
-    task = bert.glue_task("sst2", settings)
     for optimizer, rates in RIVALS.get(name, {}).items():
         for rate in rates:
             key = f"rival, {optimizer}, lr {rate:g}"
-            run = partial(bert.tuned, key, rate, optimizer, task, SEEDS[0], untrained_bert, settings, settings.steps)
+            run = partial(bert.tuned, key, rate, optimizer, "sst2", SEEDS[0], untrained_bert, settings, settings.steps)
             ledger_of(name).cell(key, run)
 
 
@@ -189,12 +170,11 @@ def untrained_bert(task: str) -> nn.Module:
 
 
 def tune(name: str, key: str, seed: int, make_model: bert.Maker, settings: bert.Settings) -> None:
-    """One run on SST-2, with the most memory that the process has taken so far."""
+    """One run on SST-2, with the peak memory of the process."""
     settings = replace(settings, storage=STORAGES[key])
-    task = bert.glue_task("sst2", settings)
 
     def run() -> dict[str, Any]:
-        record = bert.tuned(key, SST2_RATE, "M-FAC", task, seed, make_model, settings, settings.steps)
+        record = bert.tuned(key, SST2_RATE, "M-FAC", "sst2", seed, make_model, settings, settings.steps)
         return record | {"peak_gib": round(process_peak_bytes() / 2**30, 2)}
 
     ledger_of(name).cell(f"run, {key}, seed {seed}", run)
@@ -205,7 +185,6 @@ def ledger_of(name: str) -> Ledger:
 
 
 def table() -> None:
-    """Means over seeds of all that was measured, and the cosines."""
     for name in (*SETTINGS, "sst2", *BERTS):
         cells = ledger_of(name).cells
         for key, record in cells.get(f"steps, seed {SEEDS[0]}", {}).items():
@@ -224,13 +203,10 @@ def table() -> None:
 
 
 def accuracy_of(run: dict[str, Any]) -> float:
-    """Of the last test, in per cent."""
-    last = run["tests"][-1]
-    return float(last["accuracy"] if isinstance(last, dict) else last[1])
+    return accuracies(run)[1][-1]
 
 
 def figures(values: list[float]) -> tuple[float, float]:
-    """Mean and deviation."""
     return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else math.nan
 
 

@@ -5,19 +5,13 @@ import torch
 from jaxtyping import install_import_hook
 
 # Not the rooms that users call: those answer bad input themselves, in words that the tests pin.
-CORE = ("woodbury", "products", "precision", "dual", "primal", "pages", "reference", "small_blocks", "lower_squares")
+CORE = ("woodbury", "products", "precision", "dual", "primal", "reference")
 install_import_hook([f"mfac.{name}" for name in CORE], "beartype.beartype")
 
 
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
-
-
-@pytest.fixture
-def compiled_at_any_size(monkeypatch):
-    """Compiled code where tests have matrices that would not be worth it."""
-    monkeypatch.setattr("mfac.native.LEAST_NUMBERS", 0)
 
 
 @pytest.fixture(scope="session")

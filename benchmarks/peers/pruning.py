@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import mfac
+from experiments.baselines.pruning import prune
 from peers.cells import forget_peak, peak, resident
 
 METHODS = ("mfac", "magnitude", "wanda", "diagonal", "woodfisher")
@@ -67,7 +68,7 @@ def measure(cell, report, folder):
     forget_peak()
     report.ready()
     began = time.perf_counter()
-    result = mfac.prune(
+    result = prune(
         model, loss_fn, batches, SPARSITY, num_grads=GRADIENTS, per_sample=True, block_size=BLOCK, damping=1e-4,
         recomputations=4, method=cell["method"], progress=False,
     )  # fmt: skip

@@ -1,1 +1,1 @@
-"""The networks of the paper, written plainly; `experiments.resnet` has the ResNets for 32 x 32 images."""
+"""The networks of the paper, written plainly; `experiments.models.resnet` has the ResNets for 32 x 32 images."""

@@ -1,8 +1,8 @@
-"""Figure: how close the sliding window's direction is to that of fresh gradients, in the course of training.
+"""Figure: how close the sliding window's direction is to that of fresh gradients during training.
 
-ResNet20 is trained by M-FAC on CIFAR-10; every so many steps, F⁻¹g of the window (whose gradients are up to m steps
-old) is compared with F⁻¹g of m gradients taken at the present weights, and that with another m. The gradients have the
-weight decay in them, and are taken on copies of the model in training mode, as the window's are.
+ResNet20 is trained by M-FAC on CIFAR-10. At intervals, F⁻¹g of the window (whose gradients are up to m steps old) is
+compared with F⁻¹g of m gradients at the current weights, and that with another m. The gradients include the weight
+decay, and are taken on copies of the model in training mode, like the window's.
 
 Small: windows of 64 and 128 gradients, 384 steps, four comparisons each: 24 minutes of one core. Full has the paper's
 512 and 64,000 steps.
@@ -21,9 +21,8 @@ from torch.nn import functional as F
 
 import mfac
 from experiments import data, drawing
-from experiments.cifar_images import cifar10
+from experiments.models.resnet import ResNet
 from experiments.recipe import Recipe, Request, Results
-from experiments.resnet import ResNet
 from experiments.training import cross_entropy, drops
 from mfac.layout import ParameterLayout
 
@@ -32,8 +31,6 @@ LR, DAMPING, DECAY, PAPER_WINDOW = 1e-3, 1e-5, 3e-3, 512
 
 @dataclass(frozen=True)
 class Settings:
-    """How long, how often, how large a window."""
-
     windows: tuple[int, ...]
     steps: int
     every: int
@@ -56,14 +53,9 @@ def run(request: Request) -> None:
 
 
 def compared(m: int, settings: Settings, depth: int) -> dict[str, Any]:
-    """Trains, and stops every so often to compare.
-
-    In the units of the sum over the window, with the paper's learning rate and damping at m = 512 for every m.
-    """
+    """Trains, and compares at intervals; with normalize="sum" the paper's settings at m = 512 serve every m."""
     torch.manual_seed(1)
-    images = cifar10("train")
-    batches = endless(data.ImageBatches(*images, settings.batch_size, data.CIFAR10, seed=1, augment=True))
-    fresh = endless(data.ImageBatches(*images, settings.batch_size, data.CIFAR10, seed=2, augment=True))
+    batches, fresh = (endless(data.cifar_batches(settings.batch_size, data.CIFAR10, seed)) for seed in (1, 2))
     model = ResNet(depth, projection=False).to(memory_format=torch.channels_last)
     damping = DAMPING * PAPER_WINDOW
     optimizer = mfac.MFAC(model.named_parameters(), LR * PAPER_WINDOW, m, damping, weight_decay=DECAY, normalize="sum")
@@ -92,7 +84,7 @@ def compared(m: int, settings: Settings, depth: int) -> dict[str, Any]:
 def similarities(
     optimizer: mfac.MFAC, model: nn.Module, gradient: Tensor, m: int, fresh: Iterator[Any]
 ) -> dict[str, float]:
-    """Cosines between the directions of the window, of m fresh gradients, of m more, and of the gradient itself."""
+    """Cosines between the directions of the window, of m fresh gradients, of another m, and the gradient itself."""
     operator = optimizer._window.operator
     window = operator @ gradient
     # The window has the damping of a sum of gradients, the static operator that of their mean.
@@ -108,10 +100,7 @@ def similarities(
 
 
 def fresh_rows(model: nn.Module, m: int, batches: Iterator[Any]) -> Tensor:
-    """m gradients with weight decay at the model's weights, in training mode; statistics of batch norm are thrown away.
-
-    Not by `collect_gradients`, which takes them in evaluation mode.
-    """
+    """m gradients with weight decay at the model's weights, in training mode (`collect_gradients` uses eval mode)."""
     model = copy.deepcopy(model).train()
     rows = []
     for batch in itertools.islice(batches, m):
@@ -122,7 +111,7 @@ def fresh_rows(model: nn.Module, m: int, batches: Iterator[Any]) -> Tensor:
 
 
 def flat_gradient(model: nn.Module) -> Tensor:
-    """What enters the window: the gradient plus the decay, in the order of the parameters."""
+    """What enters the window: the gradient plus the decay."""
     layout = ParameterLayout.of_tensors(dict(model.named_parameters()))
     row = torch.empty(layout.dim)
     layout.flatten([p.grad + DECAY * p.detach() for p in model.parameters()], row)
@@ -130,7 +119,6 @@ def flat_gradient(model: nn.Module) -> Tensor:
 
 
 def endless(batches: data.ImageBatches) -> Iterator[Any]:
-    """Pass after pass."""
     return itertools.chain.from_iterable(itertools.repeat(batches))
 
 
@@ -139,11 +127,10 @@ def plot(request: Request) -> Path:
     curves = {}
     for key, cell in results.cells.items():
         for pair in ("dynamic-static", "static-static"):
-            points = [(row["step"], row[pair]) for row in cell["rows"]]
-            curves[f"{pair}, {key}"] = tuple(map(list, zip(*points, strict=True)))
+            curves[f"{pair}, {key}"] = drawing.curve((row["step"], row[pair]) for row in cell["rows"])
         print(key, *cell["rows"], sep="\n  ")
     return drawing.lines(
-        results.picture(), curves, x="step", y="cosine of two directions F⁻¹g",
+        results.picture, curves, x="step", y="cosine of two directions F⁻¹g",
         title="ResNet20 on CIFAR-10: the sliding window against fresh gradients",
     )  # fmt: skip
 

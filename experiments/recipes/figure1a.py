@@ -1,34 +1,25 @@
 """Figure 1a and its ablations: accuracy after one-shot pruning for M-FAC, WoodFisher, magnitude and L-OBS.
 
-Every point is pruned from the dense model, without any training after it; gradients are of 16 images each. The
+Every point is pruned from the dense model, without any training afterwards; each gradient is of 16 images. The
 ablations vary the number of gradients, the block size, and the number of recomputations (5 against 1) for M-FAC.
 
 Small: ResNet20 on CIFAR-10, 2,500 test images: 14 minutes on one core. Full: ResNet50 on ImageNet (top-5 accuracy as
-in the paper, top-1 besides), --images FOLDER --checkpoint FILE of a trained ResNet50.
+in the paper, and top-1), --images FOLDER --checkpoint FILE of a trained ResNet50.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
-import mfac
-from experiments import data, drawing
-from experiments.cifar_images import cifar10, untrained_resnet8
-from experiments.imagenet import folder_batches, load_weights, tester
-from experiments.models.resnet50 import ResNet50
+from experiments import drawing
+from experiments.baselines.pruning import prune
+from experiments.image_task import ImageTask, image_task
 from experiments.recipe import Recipe, Request, Results
-from experiments.resnet import mfac_resnet20
-
-LOSS = mfac.criterion_loss(nn.CrossEntropyLoss())
+from experiments.training import cross_entropy
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is compared: {label: changes to `shared`} for each of the figures."""
-
     sparsities: tuple[float, ...]
     shared: dict[str, Any]
     methods: dict[str, dict[str, Any]]
@@ -40,7 +31,7 @@ class Settings:
 
 
 def compared_methods(block: int | None, woodfisher: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The four of the figure; WoodFisher with its own update, L-OBS layer by layer."""
+    """{label: changes to `shared`}; WoodFisher with its own update, L-OBS layer by layer."""
     return {
         "magnitude": {"method": "magnitude"},
         "L-OBS": {"method": "lobs", "scope": "layer"},
@@ -81,75 +72,41 @@ def rows(settings: Settings) -> dict[str, dict[str, Any]]:
 def run(request: Request) -> None:
     results, settings = Results("figure1a", request), SIZES[request.size]
     results.settings(sparsities=settings.sparsities, batch_size=settings.batch_size, rows=rows(settings))
-    make_model, batches, test = imagenet_task(request) if request.size == "full" else cifar_task(request, settings)
-    results.cell("dense", lambda: test(make_model()))
+    task = image_task(request, settings.test_images, augment=False, name="resnet50")
+    results.cell("dense", lambda: task.test(task.model()))
     for label, arguments in rows(settings).items():
         if request.wants(label):
-            results.cell(label, lambda a=arguments: row(make_model, batches, test, settings.sparsities, a))
+            results.cell(label, lambda a=arguments: row(task, settings, a))
 
 
-def row(
-    make_model: Callable[[], nn.Module], batches: Callable[[], Any], test: Any, sparsities: Any, arguments: dict
-) -> dict[str, Any]:
-    """One method at every sparsity."""
+def row(task: ImageTask, settings: Settings, arguments: dict[str, Any]) -> dict[str, Any]:
     found = {}
-    for sparsity in sparsities:
-        model = make_model()
-        result = mfac.prune(model, LOSS, batches(), sparsity, seed=1, loss_batches=1, progress=False, **arguments)
+    for sparsity in settings.sparsities:
+        model, batches = task.model(), task.batches(settings.batch_size, 0)
+        result = prune(model, cross_entropy, batches, sparsity, seed=1, loss_batches=1, progress=False, **arguments)
         spent = sum(record.seconds - record.gradient_seconds for record in result.history)
-        found[f"{sparsity:g}"] = test(model) | {"seconds_beyond_gradients": round(spent, 3)}
+        found[f"{sparsity:g}"] = task.test(model) | {"seconds_beyond_gradients": round(spent, 3)}
         print(f"  {sparsity:.0%}: {found[f'{sparsity:g}']}", flush=True)
     return {"points": found}
 
 
-def cifar_task(request: Request, settings: Settings) -> tuple[Callable[[], nn.Module], Callable[[], Any], Any]:
-    """The trained ResNet20; for a smoke test an untrained ResNet8."""
-    train = cifar10("train")
-    images, labels = (part[: settings.test_images] for part in cifar10("test"))
-    held_out = data.ImageBatches(images, labels, 100, data.HALVES)
-    return (
-        untrained_resnet8 if request.size == "smoke" else mfac_resnet20,
-        lambda: data.ImageBatches(*train, settings.batch_size, data.HALVES, seed=0),
-        lambda model: {"accuracy": data.accuracy(model, held_out)},
-    )
-
-
-def imagenet_task(request: Request) -> tuple[Callable[[], nn.Module], Callable[[], Any], Any]:
-    """A trained ResNet50."""
-    return (
-        lambda: load_weights(request.weights(), ResNet50()),
-        lambda: folder_batches(request, "train", 16, 0),
-        tester(request),
-    )
-
-
 def plot(request: Request) -> Path:
     results, settings = Results("figure1a", request), SIZES[request.size]
-    plt = drawing.pyplot()
-    figure, axes = plt.subplots(2, 2, figsize=(12, 8), layout="constrained")
-    panels = (
-        ("Methods", settings.methods), ("Gradients", "gradients:"), ("Block sizes", "blocks of"),
-        ("Recomputations", "recomputations:"),
-    )  # fmt: skip
+    figure, axes = drawing.panels(2, 2, (12, 8))
+    panels = {"Methods": tuple(settings.methods), "Gradients": "gradients:", "Block sizes": "blocks of",
+              "Recomputations": "recomputations:"}  # fmt: skip
     key = "top5" if request.size == "full" else "accuracy"
-    for axis, (title, chosen) in zip(axes.flat, panels, strict=True):
-        labels = [label for label in rows(settings) if label in results.cells and _belongs(label, chosen)]
+    for axis, (title, start) in zip(axes.flat, panels.items(), strict=True):
+        labels = [label for label in rows(settings) if label in results.cells and label.startswith(start)]
         for number, label in enumerate(labels):
             points = results.cells[label]["points"]
             values = [point[key] for point in points.values()]
             axis.plot([100 * float(s) for s in points], values, label=label, **drawing.style(number))
-            print(
-                f"{label}: " + ", ".join(f"{100 * float(s):g} % {v:.1f}" for s, v in zip(points, values, strict=True))
-            )
+            print(f"{label}:", *(f"{100 * float(s):g} % {v:.1f}," for s, v in zip(points, values, strict=True)))
         axis.axhline(results.cells["dense"][key], color="0.6", linewidth=1, label="dense")
         axis.set(xlabel="sparsity, %", ylabel=f"test accuracy{' (top 5)' if key == 'top5' else ''}, %", title=title)
-        axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
-    return drawing.save(figure, results.picture())
-
-
-def _belongs(label: str, chosen: Any) -> bool:
-    return label.startswith(chosen) if isinstance(chosen, str) else label in chosen
+    return drawing.save(figure, results.picture)
 
 
 RECIPE = Recipe("figure1a", "one-shot pruning, four methods, and the ablations (figure 1a, appendix)", run, plot, 14)

@@ -7,34 +7,26 @@ matrix, WoodFisher blocks of 1,000.
 Small: three networks, six sparsities: 15 minutes of one core.
 """
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-import mfac
 from experiments import drawing
-from experiments.baselines.kfac import damped_factors
+from experiments.baselines.pruning import prune
+from experiments.data import ImageBatches
+from experiments.datasets.images import Normalisation, load_mnist
 from experiments.models.mlp import MLPNET, mlp
 from experiments.recipe import Recipe, Request, Results
-from experiments.training import Training, cosine
-from mfac.app.datasets import TensorBatches, load_mnist
-from mfac.app.datasets.images import Normalisation
-from mfac.pruning.layer_statistics import find_layers, layer_moments
+from experiments.training import Training, cosine, cross_entropy
 
-LOSS = mfac.criterion_loss(nn.CrossEntropyLoss())
 PIXELS = Normalisation((0.1307,), (0.3081,))
-Pruner = Callable[[nn.Module, Iterable[Any], float], None]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How much is trained and looked at."""
-
     seeds: tuple[int, ...]
     steps: int
     sparsities: tuple[float, ...]
@@ -51,73 +43,33 @@ SIZES = {
 }
 
 
-def methods(settings: Settings) -> dict[str, Pruner]:
-    """{label: pruner}, all with the same number of batches."""
-    shared = {"num_grads": settings.num_grads, "damping": settings.damping, "recomputations": 1, "update": "obs",
-              "loss_batches": 1, "progress": False, "seed": 1}  # fmt: skip
-
-    def ours(model: nn.Module, batches: Iterable[Any], sparsity: float, **changes: Any) -> None:
-        mfac.prune(model, LOSS, batches, sparsity, **(shared | changes))
-
-    return {
-        "magnitude": partial(ours, method="magnitude"),
-        "K-FAC, without π": partial(prune_kfac, settings, balance=False),
-        "K-FAC": partial(prune_kfac, settings, balance=True),
-        "WoodFisher, blocks of 1000": partial(ours, method="woodfisher", block_size=1000),
-        "M-FAC, full matrix": partial(ours, method="mfac", block_size=None),
-    }
-
-
-@torch.no_grad()
-def prune_kfac(settings: Settings, model: nn.Module, batches: Iterable[Any], sparsity: float, balance: bool) -> None:
-    """OBS with F = S ⊗ A in every layer: the lowest θ²/(2 [S⁻¹]_oo [A⁻¹]_jj) go, the others move by the sum of updates.
-
-    `mfac.prune(method="kfac")` is the same with the balance; only here it can be left out.
-    """
-    weights = {name: p for name, p in model.named_parameters() if p.ndim > 1}
-    layers = find_layers(model, weights, "kfac")
-    with torch.enable_grad():
-        moments = layer_moments(model, LOSS, batches, settings.num_grads, layers, backward=True)
-    model.zero_grad(set_to_none=True)
-    inverses = {}
-    for name, found in moments.items():
-        S, A = damped_factors(
-            found.outputs / found.positions, found.inputs[0] / found.samples, settings.damping, balance
-        )
-        inverses[name] = torch.linalg.inv(S), torch.linalg.inv(A)
-    diagonals = {name: torch.outer(S.diagonal(), A.diagonal()) for name, (S, A) in inverses.items()}
-    scores = {name: p.double() ** 2 / (2 * diagonals[name]) for name, p in weights.items()}
-    flat = torch.cat([score.flatten() for score in scores.values()])
-    limit = flat.kthvalue(max(1, round(sparsity * len(flat)))).values
-    for name, p in weights.items():
-        removed = scores[name] <= limit
-        S, A = inverses[name]
-        single = torch.where(removed, p.double() / diagonals[name], 0.0)
-        p.copy_(torch.where(removed, 0.0, p.double() - S @ single @ A))
+METHODS: dict[str, dict[str, Any]] = {
+    "magnitude": {"method": "magnitude"},
+    "K-FAC, without π": {"method": "kfac without π"},
+    "K-FAC": {"method": "kfac"},
+    "WoodFisher, blocks of 1000": {"method": "woodfisher", "block_size": 1000},
+    "M-FAC, full matrix": {"method": "mfac", "block_size": None},
+}
 
 
 def run(request: Request) -> None:
     results, settings = Results("mnist_pruning", request), SIZES[request.size]
     results.settings(**vars(settings), hidden=MLPNET)
     for seed in settings.seeds:
-        todo = [label for label in methods(settings) if request.wants(label) and key(label, seed) not in results.cells]
-        if not todo:
+        keys = {label: f"{label}, seed {seed}" for label in METHODS if request.wants(label)}
+        if all(key in results.cells for key in keys.values()):
             continue
         state, dense = trained(seed, settings)
         results.cell(f"dense, seed {seed}", lambda dense=dense: {"accuracy": dense})
-        for label in todo:
-            results.cell(key(label, seed), lambda a=(label, seed, state): row(*a, settings))
-
-
-def key(label: str, seed: int) -> str:
-    return f"{label}, seed {seed}"
+        for label, key in keys.items():
+            results.cell(key, lambda a=(label, seed, state): row(*a, settings))
 
 
 def trained(seed: int, settings: Settings) -> tuple[dict[str, Tensor], float]:
     """The weights of a network after a few passes over MNIST, and its accuracy."""
     torch.manual_seed(seed)
     model = mlp(MLPNET)
-    batches = TensorBatches(*load_mnist("train"), 128, shuffle=True, prepare=PIXELS)
+    batches = ImageBatches(*load_mnist("train"), 128, PIXELS, shuffle=True)
     Training(model, torch.optim.Adam(model.parameters(), 2e-3), batches, settings.steps, cosine).run()
     return model.state_dict(), accuracy(model.eval(), settings.test_images)
 
@@ -129,8 +81,9 @@ def row(label: str, seed: int, state: dict[str, Tensor], settings: Settings) -> 
         torch.manual_seed(seed)
         model = mlp(MLPNET).eval()
         model.load_state_dict(state)
-        batches = TensorBatches(*load_mnist("train"), settings.batch_size, shuffle=True, prepare=PIXELS)
-        methods(settings)[label](model, batches, sparsity)
+        batches = ImageBatches(*load_mnist("train"), settings.batch_size, PIXELS, shuffle=True)
+        prune(model, cross_entropy, batches, sparsity, num_grads=settings.num_grads, damping=settings.damping,
+              recomputations=1, update="obs", loss_batches=1, progress=False, seed=1, **METHODS[label])  # fmt: skip
         found[f"{sparsity:g}"] = accuracy(model, settings.test_images)
     print(f"  {label}: {found}", flush=True)
     return {"accuracy": found}
@@ -138,7 +91,6 @@ def row(label: str, seed: int, state: dict[str, Tensor], settings: Settings) -> 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, count: int) -> float:
-    """Per cent of the first `count` test images."""
     images, labels = (part[:count] for part in load_mnist("test"))
     return round(100 * float((model(PIXELS(images)).argmax(1) == labels).double().mean()), 3)
 
@@ -146,19 +98,14 @@ def accuracy(model: nn.Module, count: int) -> float:
 def plot(request: Request) -> Path:
     results, settings = Results("mnist_pruning", request), SIZES[request.size]
     curves = {}
-    for label in methods(settings):
+    for label in METHODS:
         rows = [cell["accuracy"] for name, cell in results.cells.items() if name.startswith(f"{label}, seed")]
         if rows:
             means = [sum(r[f"{s:g}"] for r in rows) / len(rows) for s in settings.sparsities]
             curves[label] = ([100 * s for s in settings.sparsities], means)
-            print(
-                f"{label}: "
-                + ", ".join(f"{100 * s:g} % {v:.2f}" for s, v in zip(settings.sparsities, means, strict=True))
-            )
-    return drawing.lines(
-        results.picture(), curves, x="sparsity, %", y="test accuracy, %",
-        title="784-40-20-10 on MNIST, pruned in one step, no fine-tuning",
-    )  # fmt: skip
+            print(f"{label}:", *(f"{100 * s:g} % {v:.2f}," for s, v in zip(settings.sparsities, means, strict=True)))
+    title = "784-40-20-10 on MNIST, pruned in one step, no fine-tuning"
+    return drawing.lines(results.picture, curves, x="sparsity, %", y="test accuracy, %", title=title)
 
 
 RECIPE = Recipe("mnist_pruning", "K-FAC, WoodFisher and M-FAC on an MNIST network (figure)", run, plot, minutes=8)

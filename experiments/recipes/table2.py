@@ -1,12 +1,12 @@
 """Table 2: seconds of a pruning step, M-FAC against WoodFisher, over block size and number of gradients.
 
-A step here is the linear algebra of it: the inverse, its diagonal (the scores) and one product (the update), in
-float32, on one thread. On ResNet20 the gradients are real; for matrices of the sizes of MobileNetV1 and ResNet50 they
-are drawn at random, since times do not depend on their values. Where the whole does not fit into 3 GiB, or takes too
-long, a slice is timed and scaled, and the cell says so: blocks are independent of each other (as many as there are),
-WoodFisher's steps are all alike (as many as there are gradients), and the full matrix of M-FAC costs what two slices
-say, in a straight line. Memory is computed: WoodFisher keeps B numbers a weight, M-FAC the m gradients and the factors
-of its m x m (or B x B) matrices. "OOM" is more than the 512 GB of the paper's machine.
+A step here is only its linear algebra: the inverse, its diagonal (the scores) and one product (the update), in
+float32, on one thread. On ResNet20 the gradients are real; for the sizes of MobileNetV1 and ResNet50 they are random,
+since times do not depend on their values. Where the whole does not fit into 3 GiB, or takes too long, a part is timed
+and scaled, and the cell says so: some of the blocks, which are independent; some of WoodFisher's steps, which are all
+alike; for the full matrix of M-FAC a line through two slices. Memory is computed: WoodFisher keeps B numbers per
+weight, M-FAC the m gradients and the factors of its m x m (or B x B) matrices. "OOM" is more than the 512 GB of the
+paper's machine.
 
 Small: 4 minutes on one core.
 """
@@ -24,16 +24,17 @@ from torch import Tensor
 
 import mfac
 from experiments import data, drawing
-from experiments.cifar_images import cifar10, untrained_resnet8
-from experiments.rank_one import rank_one_steps
+from experiments.baselines.woodfisher import rank_one_steps
+from experiments.image_task import untrained_resnet8
+from experiments.models.resnet import mfac_resnet20
 from experiments.recipe import Recipe, Request, Results
-from experiments.resnet import mfac_resnet20
-from mfac.blocks import block_runs
+from experiments.training import cross_entropy
+from mfac.pages import block_runs
 
 DAMPING = 1e-5
 PAPER_MEMORY = 512e9
 ROWS_LIMIT = 3 * 2**30  # bytes of gradients that are made at once
-# (model, block size or None for the full matrix, gradients): the minutes of the paper, WoodFisher's and M-FAC's.
+# (model, block size or None for the full matrix, gradients): the paper's minutes, WoodFisher's and M-FAC's.
 PAPER: dict[tuple[str, int | None, int], tuple[float | None, float]] = {
     ("MobileNetV1", 10_000, 400): (60.0, 0.5),
     ("MobileNetV1", 10_000, 4000): (None, 8.7),
@@ -49,19 +50,10 @@ WEIGHTS = {"MobileNetV1": 4_209_088, "ResNet50": 25_502_912}
 
 @dataclass(frozen=True)
 class Settings:
-    """How much is timed.
-
-    Args:
-        slice_bytes: of gradients in a slice.
-        woodfisher_seconds: after which its recursion is cut, and scaled.
-        limit: columns at most of every matrix, for trying things out.
-        rows: at most of every matrix, likewise.
-    """
-
-    slice_bytes: int = 160 * 2**20
-    woodfisher_seconds: float = 5.0
-    limit: int | None = None
-    rows: int | None = None
+    slice_bytes: int = 160 * 2**20  # of gradients in a slice
+    woodfisher_seconds: float = 5.0  # after which its recursion is cut, and scaled
+    limit: int | None = None  # on columns, for smoke tests
+    rows: int | None = None  # likewise
 
 
 SIZES = {
@@ -75,24 +67,15 @@ def run(request: Request) -> None:
     results, settings = Results("table2", request), SIZES[request.size]
     results.settings(damping=DAMPING, slice_bytes=settings.slice_bytes,
                      woodfisher_seconds=settings.woodfisher_seconds, threads=1)  # fmt: skip
-    for (model, block, m), minutes in PAPER.items():
-        key = name(model, block, m)
+    for model, block, m in (*PAPER, *(("ResNet20", *row) for row in RESNET20)):
+        key = f"{model}, blocks of {block or 'all'}, {m} gradients"
+        measure = with_real_gradients if model == "ResNet20" else with_random_gradients
         if request.wants(key):
-            results.cell(key, lambda a=(model, block, m, minutes): drawn_at_random(*a, settings))
-    for block, m in RESNET20:
-        key = name("ResNet20", block, m)
-        if request.wants(key):
-            results.cell(key, lambda a=(block, m): with_real_gradients(*a, settings))
+            results.cell(key, lambda a=(measure, model, block, m): a[0](*a[1:], settings))
 
 
-def name(model: str, block: int | None, m: int) -> str:
-    return f"{model}, blocks of {block or 'all'}, {m} gradients"
-
-
-def drawn_at_random(
-    model: str, block: int | None, m: int, minutes: tuple[float | None, float], settings: Settings
-) -> dict[str, Any]:
-    """A row with random gradients."""
+def with_random_gradients(model: str, block: int | None, m: int, settings: Settings) -> dict[str, Any]:
+    theirs, ours = PAPER[model, block, m]
     d = min(WEIGHTS[model], settings.limit or WEIGHTS[model])
     m, block = min(m, settings.rows or m), None if block is None else min(block, d)
 
@@ -100,24 +83,21 @@ def drawn_at_random(
         G = torch.randn(m, count, generator=torch.Generator().manual_seed(0))
         return G.div_(G.norm(dim=1, keepdim=True))
 
-    cell = measured(columns, d, block, m, None, settings)
-    theirs, ours = minutes
-    return cell | {
+    return measured(columns, d, block, m, None, settings) | {
         "gradients": "random",
         "paper_minutes": {"WoodFisher": theirs, "M-FAC": ours},
         "paper_ratio": None if theirs is None else theirs / ours,
     }
 
 
-def with_real_gradients(block: int | None, m: int, settings: Settings) -> dict[str, Any]:
-    """A row of ResNet20 with gradients of 16 training images each; the tensors' borders are blocks' borders too."""
+def with_real_gradients(_: str, block: int | None, m: int, settings: Settings) -> dict[str, Any]:
+    """ResNet20 with gradients of 16 training images each; no block straddles two tensors."""
     model = mfac_resnet20() if settings.limit is None else untrained_resnet8()
     m = min(m, settings.rows or m)
-    batches = data.ImageBatches(*cifar10("train"), 16, data.HALVES, seed=0)
+    batches = data.cifar_batches(16, data.HALVES, seed=0, augment=False)
     pruned = {n: p for n, p in model.named_parameters() if p.ndim > 1}
-    loss = mfac.criterion_loss(torch.nn.CrossEntropyLoss())
     began = time.process_time()
-    G = mfac.collect_gradients(model, loss, batches, m, params=list(pruned), progress=False)
+    G = mfac.collect_gradients(model, cross_entropy, batches, m, params=list(pruned), progress=False)
     spent = time.process_time() - began
     sizes = None if block is None else [p.numel() for p in pruned.values()]
     cell = measured(lambda count: G[:, :count], G.shape[1], block, m, sizes, settings)
@@ -127,7 +107,6 @@ def with_real_gradients(block: int | None, m: int, settings: Settings) -> dict[s
 def measured(
     columns: Callable[[int], Tensor], d: int, block: int | None, m: int, sizes: list[int] | None, settings: Settings
 ) -> dict[str, Any]:
-    """The seconds and the bytes of both."""
     lengths = block_lengths(d, block, sizes)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -147,7 +126,7 @@ def measured(
 
 
 def block_lengths(d: int, block: int | None, sizes: list[int] | None) -> dict[int, int]:
-    """{length: how many blocks of it}, the longest first; no block straddles two tensors."""
+    """{length: number of blocks}, the longest first."""
     lengths: Counter[int] = Counter()
     for run in block_runs(d, block, sizes):
         lengths[run.length] += run.count
@@ -155,12 +134,11 @@ def block_lengths(d: int, block: int | None, sizes: list[int] | None) -> dict[in
 
 
 def mfac_bytes(lengths: dict[int, int], m: int) -> int:
-    """The gradients in float32, and float64 factors of the m x m matrix of every block, or its own if it is smaller."""
+    """The gradients in float32, and for every block a float64 factor of m x m or, if smaller, its own size."""
     return sum(count * (4 * m * b + 8 * min(b, m) ** 2) for b, count in lengths.items())
 
 
 def woodfisher_bytes(lengths: dict[int, int]) -> int:
-    """The inverses of the blocks in float32; gradients pass by one at a time."""
     return sum(4 * count * b**2 for b, count in lengths.items())
 
 
@@ -175,7 +153,7 @@ def mfac_seconds(
         count = min(width, d - d % block)
         spent = _static(columns(count), block, None)
         return {"seconds": spent * d / count, "timed": f"{count // block} of {math.ceil(d / block)} blocks, scaled"}
-    # The better of two: what lies between the slices is multiplied many times.
+    # The better of two: the difference between the slices is multiplied many times.
     half, whole = (min(_static(columns(count), None, None) for _ in range(2)) for count in (width // 2, width))
     slope = (whole - half) / (width - width // 2)
     told = f"{width // 2} and {width} of {d} columns, continued in a straight line"
@@ -194,10 +172,7 @@ def _static(G: Tensor, block: int | None, sizes: list[int] | None) -> float:
 def woodfisher_seconds(
     columns: Callable[[int], Tensor], lengths: dict[int, int], m: int, settings: Settings
 ) -> dict[str, Any] | None:
-    """Blocks of the longest kind, and as many of the m steps as the time allows, scaled; None where none fits.
-
-    A step costs what the squares of the blocks' lengths add up to.
-    """
+    """Some of the longest blocks, as many of the m steps as the time allows, scaled; None if no block fits."""
     b, there = next(iter(lengths.items()))
     count = max(1, min(there, 2**22 // b**2))  # blocks side by side, while they are small
     if 8 * count * b**2 > ROWS_LIMIT:
@@ -237,10 +212,8 @@ def plot(request: Request) -> Path:
             if minutes is not None:
                 group[f"{who}, the paper's"] = minutes
         groups[key.replace(", ", "\n")] = group
-    return drawing.bars(
-        results.picture(), groups, y="minutes of one core (the paper's: on a GPU)", yscale="log",
-        title="A pruning step: the inverse, its diagonal and a product",
-    )  # fmt: skip
+    y, title = "minutes of one core (the paper's: on a GPU)", "A pruning step: the inverse, its diagonal and a product"
+    return drawing.bars(results.picture, groups, y=y, title=title, yscale="log")
 
 
 def _line(key: str, cell: dict[str, Any]) -> str:

@@ -1,8 +1,8 @@
-"""Table 3: gradual pruning with practical schedules: blocks of 128, 64 gradients, 16 recomputations a step.
+"""Table 3: gradual pruning with practical schedules: blocks of 128, 64 gradients, 16 recomputations per step.
 
 Small: `python -m experiments.gradual_pruning run`, ResNet20 to 95 and 98 %: M-FAC against magnitude with the same cost
-in images; a search, then two runs of some 20 minutes each on one core, side by side with --jobs 2. Full: MobileNetV1 to
-75 and 89 % or ResNet50 to 95 and 98 % on ImageNet, whichever the checkpoint is of, 100 epochs each: --images FOLDER
+in images; a search, then two runs of about 20 minutes each on one core, in parallel with --jobs 2. Full: MobileNetV1 to
+75 and 89 % or ResNet50 to 95 and 98 % on ImageNet, depending on the checkpoint, 100 epochs each: --images FOLDER
 --checkpoint FILE with {"model": ..., "state_dict": ...}.
 """
 
@@ -11,9 +11,8 @@ from pathlib import Path
 import torch
 
 from experiments import gradual_pruning
-from experiments.gradual import Plan
-from experiments.gradual_tasks import plot_plans, run_plans
-from experiments.recipe import Recipe, Request, run_module
+from experiments.gradual import Plan, plot_plans, run_plans
+from experiments.recipe import Recipe, Request
 from mfac.pruning import mobilenet_schedule, resnet50_schedule
 
 RATE = 0.005
@@ -47,7 +46,6 @@ def _plan(schedule: list[float], period: int, drops: tuple[int, int]) -> Plan:
 
 
 def plans(request: Request) -> dict[str, Plan]:
-    """{sparsity: plan}."""
     if request.size == "smoke":
         pruning = PRUNING | {"num_grads": 2, "recomputations": 2}
         return {"60 %": Plan({0: 0.5, 1: 0.6}, 2, lambda epoch: RATE, pruning, reset_momentum=True, batch_size=8,
@@ -59,16 +57,15 @@ def plans(request: Request) -> dict[str, Plan]:
 
 def run(request: Request) -> None:
     if request.size == "small":
-        for row in filter(request.wants, gradual_pruning.RUNS):
-            run_module("gradual_pruning", "run", "--only", row)
+        for row in filter(request.wants, gradual_pruning.METHODS):
+            gradual_pruning.run(row, request.folder)
     else:
         run_plans("table3", request, plans(request), 100 if request.size == "smoke" else 50_000, test_every=1)
 
 
 def plot(request: Request) -> Path:
     if request.size == "small":
-        gradual_pruning.plot(request.folder)
-        return request.folder / "gradual.png"
+        return gradual_pruning.plot(request.folder, request.folder)
     return plot_plans("table3", request, "Gradual pruning with practical schedules")
 
 

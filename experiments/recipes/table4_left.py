@@ -1,13 +1,13 @@
 """Table 4, left: ResNet20 and ResNet32 on CIFAR-10 by seven optimizers: accuracy, and overhead of a step over SGD's.
 
 Small: a search of three learning rates for every optimizer (the paper's, a third and three times it; 32 steps each),
-then 96 steps with the best, one seed, ResNet20 only, batches of 128 for K-FAC too; overheads for both networks, in one
-run, the optimizers taking turns. 19 minutes on two cores with --jobs 2; so few steps say who starts fast, not who ends
-where.
-Full: 164 epochs, the paper's hyper-parameters, a search over its seven weight decays for every optimizer that has one
-(those without get seven learning rates around the paper's), then five seeds; resumable after each epoch.
+then 96 steps with the best, one seed, ResNet20 only, batches of 128 for K-FAC too; overheads for both networks, the
+optimizers taking turns. 19 minutes on two cores with --jobs 2. So few steps show the start of training, not its end.
+Full: 164 epochs, the paper's hyperparameters, a search over its seven weight decays for every optimizer that has one
+(the others get seven learning rates around the paper's), then five seeds; resumable after each epoch.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,12 +16,11 @@ from typing import Any
 import torch
 
 from experiments import data, drawing
-from experiments.cifar_images import cifar10
 from experiments.contenders import WEIGHT_DECAYS, Contender, resnet_contenders
+from experiments.models.resnet import ResNet
 from experiments.recipe import Recipe, Request, Results
-from experiments.resnet import ResNet
 from experiments.step_times import overheads, processor_seconds, step_of, take_turns
-from experiments.training import Training, cosine, drops, last_loss
+from experiments.training import Training, file_of, last_loss
 
 PAPER = {
     20: {"SGD": (91.78, 1.0), "Adam": (89.67, 1.05), "AdamW": (91.78, 1.05), "K-FAC": (91.65, 1.21),
@@ -32,13 +31,10 @@ PAPER = {
          "AdaHessian": (92.81, 3.30), "M-FAC": (92.65, 1.50)},
 }  # fmt: skip
 LOOKING = "K-FAC, factors at every step"
-RUNS = data.data_folder().parent / "runs"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How much is searched, trained and timed."""
-
     depths: tuple[int, ...]
     timed_depths: tuple[int, ...]
     steps: int
@@ -73,26 +69,23 @@ def run(request: Request) -> None:
 
 
 def entrants(depth: int, settings: Settings) -> dict[str, Contender]:
-    """The paper's, with smaller batches and windows where the size says so."""
-    found = resnet_contenders(depth)
-    # The longest first, so that processes that share the rows end together.
-    found = {label: found[label] for label in sorted(found, key=lambda label: label != "AdaHessian")}
-    if settings.batch_size:
-        found = {label: replace(c, batch_size=settings.batch_size) for label, c in found.items()}
-    if settings.window:
-        found = {label: replace(c, num_grads=settings.window) for label, c in found.items()}
-    return found
+    """The paper's, with smaller batches and windows where the size says so; the slowest first, for --jobs."""
+    found = sorted(resnet_contenders(depth).items(), key=lambda item: item[0] != "AdaHessian")
+    return {
+        label: replace(c, batch_size=settings.batch_size or c.batch_size, num_grads=settings.window or c.num_grads)
+        for label, c in found
+    }
 
 
 def candidates(contender: Contender, settings: Settings) -> dict[str, Contender]:
-    """What the search tries: as many for every optimizer."""
+    """What the search tries: the same number for every optimizer."""
     if settings.decays and contender.decay:
         return {f"weight decay {decay:g}": replace(contender, decay=decay) for decay in WEIGHT_DECAYS}
-    return {f"lr {contender.lr * f:.3g}": contender.with_lr(contender.lr * f) for f in settings.factors}
+    return {f"lr {contender.lr * f:.3g}": replace(contender, lr=contender.lr * f) for f in settings.factors}
 
 
 def compete(results: Results, row: str, depth: int, contender: Contender, settings: Settings) -> None:
-    """The search, and the runs with what it found: the most accurate, or in short searches the lowest loss."""
+    """The search, then the runs with its best setting: by accuracy, or in short searches by loss."""
     tried = candidates(contender, settings)
     for label, candidate in tried.items():
         key = f"search, {row}, {label}"
@@ -106,21 +99,18 @@ def compete(results: Results, row: str, depth: int, contender: Contender, settin
 
 
 def trained(contender: Contender, key: str, depth: int, seed: int, steps: int, settings: Settings) -> dict[str, Any]:
-    """One run, with its best test accuracy."""
     torch.manual_seed(seed)
     model = ResNet(depth, projection=False).to(memory_format=torch.channels_last)
-    batches = data.ImageBatches(*cifar10("train"), contender.batch_size, data.CIFAR10, seed=seed, augment=True)
-    images, labels = (part[: settings.test_images] for part in cifar10("test"))
-    held_out = data.ImageBatches(images, labels, 250, data.CIFAR10)
+    batches = data.cifar_batches(contender.batch_size, data.CIFAR10, seed)
     # Steps are counted in batches of 128; larger batches make fewer of them.
     steps = max(1, steps * 128 // contender.batch_size) if settings.decays else steps
-    # A short search goes by the loss, and testing would take as long as training.
+    # A short search needs only the loss, and testing would take as long as training.
     tested = settings.decays or key.startswith("run")
     training = Training(
-        model, contender.make(model), batches, steps, cosine if contender.schedule == "cosine" else drops(0.5, 0.75),
-        test=(lambda model: {"accuracy": data.accuracy(model, held_out)}) if tested else None,
+        model, contender.make(model), batches, steps, contender.factor(),
+        test=data.make_test(data.CIFAR10, settings.test_images) if tested else None,
         test_every=len(batches) if settings.decays else max(1, steps // 3),
-        keep=RUNS / f"table4_left_{key}.pt".replace(" ", "_").replace(",", "") if settings.decays else None,
+        keep=file_of(f"table4_left_{key}") if settings.decays else None,
     )  # fmt: skip
     record = training.run()
     return record | {"best": max((t["accuracy"] for t in record["tests"]), default=0.0), "schedule": contender.schedule}
@@ -135,10 +125,10 @@ def timed(depth: int, settings: Settings) -> dict[str, Any]:
              "GGT, 512 gradients": replace(found["GGT"], num_grads=512), "AdaHessian": found["AdaHessian"],
              "M-FAC": found["M-FAC"], "K-FAC, batches of 128": found["K-FAC"], LOOKING: looking}  # fmt: skip
     times = take_turns(_steps(depth, small, usual, settings), settings.rounds)
-    # Large batches vary less. In a smoke test one image more, so that both ways are tried.
+    # Large batches vary less. In a smoke test one more image, so that both are different.
     large = {label: found[label] for label in ("SGD", "K-FAC")}
     steps = _steps(depth, large, 1000 if usual == 128 else usual + 1, settings)
-    first = processor_seconds(steps["K-FAC"])  # looks at the factors, as every tenth from there on
+    first = processor_seconds(steps["K-FAC"])  # updates the factors, as every tenth step does
     wide = take_turns(steps, max(1, settings.rounds // 3)) | {LOOKING: [first]}
     return {
         "batches of 128": spread(overheads(times, "SGD"), "K-FAC, batches of 128", found["K-FAC"].every),
@@ -149,14 +139,13 @@ def timed(depth: int, settings: Settings) -> dict[str, Any]:
 
 
 def spread(found: dict[str, Any], name: str, every: int) -> dict[str, Any]:
-    """K-FAC's figures as means over the steps from one look at the factors to the next; the best steps have none."""
+    """K-FAC's figures as means over the steps between two updates of the factors."""
     rare, usual = found[LOOKING], found[name]
     return found | {name: {key: round((rare[key] + (every - 1) * usual[key]) / every, 4) for key in usual}}
 
 
 def _steps(depth: int, entered: dict[str, Contender], batch: int, settings: Settings) -> dict[str, Callable[[], None]]:
-    batches = data.ImageBatches(*cifar10("train"), batch, data.CIFAR10, seed=3, augment=True)
-    few = [pair for pair, _ in zip(batches, range(settings.rounds + 1), strict=False)]
+    few = list(itertools.islice(data.cifar_batches(batch, data.CIFAR10, seed=3), settings.rounds + 1))
     steps = {}
     for label, contender in entered.items():
         torch.manual_seed(0)
@@ -168,25 +157,21 @@ def _steps(depth: int, entered: dict[str, Contender], batch: int, settings: Sett
 
 def plot(request: Request) -> Path:
     results, settings = Results("table4_left", request), SIZES[request.size]
-    plt = drawing.pyplot()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 4.8), layout="constrained")
+    figure, ((left, right),) = drawing.panels(1, 2, (13, 4.8))
     for number, (key, run) in enumerate((k, r) for k, r in results.cells.items() if k.startswith("run, ")):
         losses = [sum(run["losses"][max(0, i - 9) : i + 1]) / min(i + 1, 10) for i in range(len(run["losses"]))]
         label = key.removeprefix("run, ")
         left.plot(losses, label=f"{label}: {run['best']:.1f} %", markevery=max(1, len(losses) // 8),
                   **drawing.style(number))  # fmt: skip
-        print(
-            f"{label}: best {run['best']:.2f} %, {run['seconds'][-1]:.0f} s" if run["seconds"] else f"{label}: stopped"
-        )
+        told = f"best {run['best']:.2f} %, {run['seconds'][-1]:.0f} s" if run["seconds"] else "stopped"
+        print(f"{label}: {told}")
     left.set(xlabel="step", ylabel="training loss, mean of 10 steps", title="Loss, and the best test accuracy")
-    left.grid(alpha=0.3)
     left.legend(fontsize=7)
     _draw_overheads(right, results, settings)
-    return drawing.save(figure, results.picture())
+    return drawing.save(figure, results.picture)
 
 
 def _draw_overheads(axis: Any, results: Results, settings: Settings) -> None:
-    """Ours and the paper's, a row for each optimizer."""
     names = [label for label in PAPER[20] if label != "SGD"]
     for number, depth in enumerate(settings.timed_depths):
         cell = results.cells.get(f"overheads, ResNet{depth}")
@@ -197,10 +182,9 @@ def _draw_overheads(axis: Any, results: Results, settings: Settings) -> None:
         axis.plot(values, range(len(names)), label=f"ResNet{depth}, measured", linestyle="", marker="os"[number])
         axis.plot([cell["paper"][name] for name in names], range(len(names)), label=f"ResNet{depth}, the paper's",
                   linestyle="", marker="+x"[number], color="black")  # fmt: skip
-        print(f"ResNet{depth}: " + ", ".join(f"{n} {v:.2f}" for n, v in zip(names, values, strict=True)))
+        print(f"ResNet{depth}:", *(f"{n} {v:.2f}," for n, v in zip(names, values, strict=True)))
     axis.set_yticks(range(len(names)), names, fontsize=8)
     axis.set(xlabel="seconds of a step over SGD's", xscale="log", title="Overhead of a step")
-    axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
 
 

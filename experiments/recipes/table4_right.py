@@ -1,14 +1,14 @@
 """Table 4, right: Wide ResNets and MobileNetV1 by SGD, Adam and M-FAC, without tuning or weight decay.
 
 Small: overheads of a step for WRN 22-2, 40-2, 22-4 and MobileNetV1 (for 32 x 32 images) on batches of 256, with windows
-of 64 and 128 gradients (1,024 would take up to 18 GB). The optimizers' part of a step is timed by itself too: it grows
-in a straight line with the window, so that of the paper's 1,024 is continued from the two, and marked as such. Then 60
-steps of WRN 22-2 on CIFAR-10, batches of 64, with the paper's settings; no search, as in the paper. 18 minutes of one
-core.
+of 64 and 128 gradients (1,024 would take up to 18 GB). The optimizer's part of a step is also timed alone: it grows
+linearly with the window, so the paper's 1,024 is extrapolated from the two, and marked as such. Then 60 steps of WRN
+22-2 on CIFAR-10, batches of 64, with the paper's settings; no search, as in the paper. 18 minutes of one core.
 Full: CIFAR-100 (`cifar-100-binary` in the data folder), 200 epochs, windows of 1,024; MobileNetV1 for 100 epochs on
 ImageNet where --images FOLDER is given; resumable after every tenth epoch.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,15 +18,15 @@ import torch
 from torch import nn
 
 from experiments import data, drawing
-from experiments.cifar100 import load_cifar100
-from experiments.cifar_images import cifar10
 from experiments.contenders import Contender, plain_contenders
-from experiments.imagenet import folder_batches, tester
+from experiments.data import cifar10
+from experiments.datasets.images import load_cifar100
+from experiments.image_task import imagenet_task
 from experiments.models.mobilenet import MobileNetV1
 from experiments.models.wide_resnet import WideResNet
 from experiments.recipe import Recipe, Request, Results
 from experiments.step_times import overheads, step_of, take_turns
-from experiments.training import Training, drops
+from experiments.training import Training, file_of
 
 PAPER_WINDOW = 1024
 CONTINUED = f"M-FAC, {PAPER_WINDOW}, continued"
@@ -36,13 +36,10 @@ PAPER: dict[str, dict[str, float]] = {
     "WRN 22-4": {"SGD": 73.13, "Adam": 72.52, "M-FAC": 74.06, "overhead": 1.43},
     "MobileNetV1": {"SGD": 68.06, "Adam": 67.92, "M-FAC": 68.96, "overhead": 1.25},
 }
-RUNS = data.data_folder().parent / "runs"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How much is trained and timed."""
-
     trained: tuple[str, ...]
     timed: tuple[str, ...]
     windows: tuple[int, ...]
@@ -62,7 +59,6 @@ SIZES = {
 
 
 def make_model(name: str, settings: Settings, num_classes: int) -> nn.Module:
-    """A fresh network for 32 x 32 images, by its name."""
     if name == "MobileNetV1":
         model: nn.Module = MobileNetV1(num_classes, small_images=True, width=0.25 if settings.tiny else 1.0)
     else:
@@ -85,7 +81,8 @@ def run(request: Request) -> None:
             if request.images is None:
                 print("MobileNetV1 is left out: it needs --images FOLDER")
                 continue
-            build, batches, test, epochs = imagenet_task(request)
+            task = imagenet_task(request, MobileNetV1)
+            build, batches, test, epochs = MobileNetV1, task.batches(256, 1), task.test, 100
         else:
             build, batches, test, epochs = cifar_task(name, request.size, settings)
         for label, contender in contenders.items():
@@ -97,53 +94,40 @@ def run(request: Request) -> None:
 def cifar_task(name: str, size: str, settings: Settings) -> tuple[Callable[[], nn.Module], Any, Any, int | None]:
     """CIFAR-100 in full, CIFAR-10 in small."""
     load, classes = (load_cifar100, 100) if size == "full" else (cifar10, 10)
-    images, labels = (part[: settings.test_images] for part in load("test"))
-    held_out = data.ImageBatches(images, labels, 250, data.CIFAR10)
     batches = data.ImageBatches(*load("train"), settings.batch_size, data.CIFAR10, seed=1, augment=True)
     return (
         lambda: make_model(name, settings, classes),
         batches,
-        lambda model: {"accuracy": data.accuracy(model, held_out)},
+        data.make_test(data.CIFAR10, settings.test_images, load),
         200 if size == "full" else None,
     )
-
-
-def imagenet_task(request: Request) -> tuple[Callable[[], nn.Module], Any, Any, int | None]:
-    return MobileNetV1, folder_batches(request, "train", 256, 1), tester(request), 100
 
 
 def trained(
     key: str, contender: Contender, build: Any, batches: Any, test: Any, epochs: int | None, settings: Settings
 ) -> dict[str, Any]:
-    """One run."""
     torch.manual_seed(1)
     model = build()
     steps = settings.steps if epochs is None else epochs * len(batches)
-    keep = None if epochs is None else RUNS / f"table4_right_{key}.pt".replace(" ", "_").replace(",", "")
+    keep = None if epochs is None else file_of(f"table4_right_{key}")
     every = max(1, steps // 3) if epochs is None else len(batches)
-    return Training(model, contender.make(model), batches, steps, drops(0.5, 0.75), test=test, test_every=every,
+    return Training(model, contender.make(model), batches, steps, contender.factor(), test=test, test_every=every,
                     keep=keep, keep_every=10).run()  # fmt: skip
 
 
 def timed(name: str, settings: Settings) -> dict[str, Any]:
-    """SGD, Adam and M-FAC with each of the windows take turns on the same batches.
-
-    The windows are timed one after the other, so that only one is in memory.
-    """
-    batches = data.ImageBatches(*cifar10("train"), settings.timed_batch, data.CIFAR10, seed=3, augment=True)
-    few = [pair for pair, _ in zip(batches, range(settings.rounds + 1), strict=False)]
+    """SGD, Adam and M-FAC take turns on the same batches; only one window is in memory at a time."""
+    few = list(itertools.islice(data.cifar_batches(settings.timed_batch, data.CIFAR10, seed=3), settings.rounds + 1))
     found: dict[str, Any] = {}
     seconds: dict[str, Any] = {}
     for window in settings.windows:
-        entered = plain_contenders(window)
         steps = {}
-        for label, contender in entered.items():
+        for label, contender in plain_contenders(window).items():
             if label == "Adam" and window != settings.windows[0]:
                 continue
             torch.manual_seed(0)
             model = make_model(name, settings, 10)
-            contender = replace(contender, lr=1e-3)
-            steps[label] = step_of(model, contender.make(model), few)
+            steps[label] = step_of(model, replace(contender, lr=1e-3).make(model), few)
         times = take_turns(steps, settings.rounds)
         seconds[f"window of {window}"] = times
         found |= {label if label != "M-FAC" else f"M-FAC, {window}": value
@@ -156,10 +140,7 @@ def timed(name: str, settings: Settings) -> dict[str, Any]:
 
 
 def alone(name: str, settings: Settings) -> dict[str, Any]:
-    """Seconds of the optimizer's part of a step, and of M-FAC's with the paper's window on a straight line.
-
-    Whole steps differ by more from one to the next than the optimizers do.
-    """
+    """Seconds of the optimizer's part of a step: whole steps vary more than the optimizers differ."""
     best: dict[str, float] = {}
     for window in settings.windows:
         for label in ("SGD", "M-FAC"):
@@ -176,13 +157,13 @@ def alone(name: str, settings: Settings) -> dict[str, Any]:
 
 
 def continue_line(measured: dict[int, float], window: int) -> float:
-    """The overhead at `window` on the straight line through the first and the last that were measured."""
+    """The value at `window` on the line through the first and the last that were measured."""
     (m1, y1), *_, (m2, y2) = [*measured.items(), *measured.items()]
     return y2 if m1 == m2 else round(y1 + (y2 - y1) * (window - m1) / (m2 - m1), 4)
 
 
 def over_sgd(cells: dict[str, Any], name: str) -> dict[str, float]:
-    """A step of SGD's with M-FAC's part in the place of its own, over SGD's step."""
+    """A step of SGD with M-FAC's part in place of its own, relative to SGD's step."""
     whole = cells[f"overheads, {name}"]["steps"]["SGD"]["seconds_best"]
     parts = cells[f"alone, {name}"]["seconds"]
     return {label: 1 + (part - parts["SGD"]) / whole for label, part in parts.items() if label != "SGD"}
@@ -199,10 +180,8 @@ def plot(request: Request) -> Path:
         elif key.startswith("run, "):
             told = cell["tests"][-1] if cell["tests"] else "stopped"
             print(f"{key}: {told}, last loss {cell['losses'][-1] if cell['losses'] else None}")
-    return drawing.bars(
-        results.picture(), groups, y="seconds of a step over SGD's",
-        title=f"Overhead of a training step, batches of {SIZES[request.size].timed_batch}",
-    )  # fmt: skip
+    title = f"Overhead of a training step, batches of {SIZES[request.size].timed_batch}"
+    return drawing.bars(results.picture, groups, y="seconds of a step over SGD's", title=title)
 
 
 RECIPE = Recipe("table4_right", "Wide ResNets and MobileNetV1, accuracy and overhead (table 4, right)", run, plot, 18)

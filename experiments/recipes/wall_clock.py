@@ -1,7 +1,7 @@
-"""Figures: accuracy by seconds for SGD, Adam and M-FAC.
+"""Figures: accuracy against seconds for SGD, Adam and M-FAC.
 
-Small: ResNet20 on CIFAR-10, one pass, with the settings that the search of `python -m experiments.optimizers cifar10`
-found (four for each optimizer; its own runs, of three passes, are in docs/optimizer.md): 12 minutes on one core. Full:
+Small: ResNet20 on CIFAR-10, one pass, with the best of four settings per optimizer from the search of `python -m
+experiments.optimizers cifar10` (its own runs, of three passes, are in docs/optimizer.md): 12 minutes on one core. Full:
 WRN 40-2 on CIFAR-100, 50 passes, SGD with and without momentum, Adam and M-FAC with the settings of table 4, right.
 """
 
@@ -14,15 +14,15 @@ import torch
 from torch import nn
 
 from experiments import data, drawing
-from experiments.cifar100 import load_cifar100
-from experiments.cifar_images import cifar10, untrained_resnet8
 from experiments.contenders import PAPER_DAMPING, PAPER_WINDOW, Contender, plain_contenders
+from experiments.data import cifar10
+from experiments.datasets.images import load_cifar100
+from experiments.image_task import untrained_resnet8
+from experiments.models.resnet import ResNet
 from experiments.models.wide_resnet import WideResNet
 from experiments.recipe import Recipe, Request, Results
-from experiments.resnet import ResNet
-from experiments.training import Training, cosine, drops
+from experiments.training import Training, file_of
 
-RUNS = data.data_folder().parent / "runs"
 WITHOUT_MOMENTUM = "SGD without momentum"
 SEARCHED = {
     "SGD": Contender("SGD", 0.03, 1e-4, schedule="cosine"),
@@ -33,8 +33,6 @@ SEARCHED = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What is trained, and for how long."""
-
     entrants: dict[str, Contender]
     make_model: Callable[[], nn.Module]
     load: Callable[[str], Any]
@@ -72,21 +70,18 @@ def run(request: Request) -> None:
 
 
 def trained(label: str, contender: Contender, size: str, settings: Settings) -> dict[str, Any]:
-    """One run, tested along the way."""
     torch.manual_seed(1)
     model = settings.make_model()
     optimizer = contender.make(model)
     if label == WITHOUT_MOMENTUM:
         optimizer.param_groups[0]["momentum"] = 0.0
     batches = data.ImageBatches(*settings.load("train"), contender.batch_size, data.CIFAR10, seed=1, augment=True)
-    images, labels = (part[: settings.test_images] for part in settings.load("test"))
-    held_out = data.ImageBatches(images, labels, 250, data.CIFAR10)
     steps = settings.steps or settings.passes * len(batches)
     return Training(
-        model, optimizer, batches, steps, cosine if contender.schedule == "cosine" else drops(0.5, 0.75),
-        test=lambda model: {"accuracy": data.accuracy(model, held_out)},
+        model, optimizer, batches, steps, contender.factor(),
+        test=data.make_test(data.CIFAR10, settings.test_images, settings.load),
         test_every=max(1, min(steps, len(batches)) // settings.tests_a_pass),
-        keep=RUNS / f"wall_clock_{label}.pt" if size == "full" else None, keep_every=5,
+        keep=file_of(f"wall_clock_{label}") if size == "full" else None, keep_every=5,
     ).run()  # fmt: skip
 
 
@@ -95,12 +90,10 @@ def plot(request: Request) -> Path:
     curves = {}
     for label, cell in results.cells.items():
         points = [(cell["seconds"][test["step"] - 1], test["accuracy"]) for test in cell["tests"]]
-        curves[label] = ([second for second, _ in points], [value for _, value in points])
+        curves[label] = drawing.curve(points)
         print(f"{label}: {points[-1][1]:.2f} % after {points[-1][0]:.0f} s" if points else f"{label}: stopped")
-    return drawing.lines(
-        results.picture(), curves, x="seconds of one core, tests not counted", y="test accuracy, %",
-        title="Accuracy by time",
-    )  # fmt: skip
+    x, y = "seconds of one core, without tests", "test accuracy, %"
+    return drawing.lines(results.picture, curves, x=x, y=y, title="Accuracy by time")
 
 
 RECIPE = Recipe("wall_clock", "accuracy by seconds for SGD, Adam and M-FAC (figures)", run, plot, minutes=12)

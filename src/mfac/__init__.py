@@ -1,8 +1,8 @@
 """Second-order information for PyTorch, matrix-free: exact products with the inverse of the empirical Fisher."""
 
-from mfac.blocks import FisherBlocks
 from mfac.distributed.shares import ColumnShare, column_shares
 from mfac.dynamic import DynamicInverseFisher
+from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
 from mfac.gradients import accumulate_fisher, collect_gradients, criterion_loss, model_loss
 from mfac.inverse_fisher import InverseFisher
@@ -31,6 +31,7 @@ from mfac.pruning import (
 )
 from mfac.static import StaticInverseFisher
 from mfac.windows import Int8, TopK
+from mfac.windows import native as native
 
 __version__ = "0.1.0.dev0"
 

@@ -1,220 +1,269 @@
-"""Blocks of more weights than there are gradients (the full matrix among them): worked in the m x m dual."""
+"""Blocks of more weights than there are gradients, such as the full matrix: worked in the m x m dual."""
 
-import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mfac import lower_squares, memory, products, small_blocks, woodbury
-from mfac.blocks import Piece, Run
-from mfac.distributed.groups import Ranks
-from mfac.pages import Pages, SpreadPages
-from mfac.precision import float32_holds, largest_eigenvalue
+from mfac import products, woodbury
+from mfac.pages import Pages, Piece, Reduce, Run
+from mfac.precision import Precision, needs_float64, product_dtype, vector_dtype
+
+PAIRS = 1 << 10  # elements in several blocks that are worked on at once, at most
+GROUP_NUMBERS = 1 << 22  # in the m x m matrices of groups that are factored at once
+
+Pass = Callable[[], Iterator[tuple[Piece, Float[Tensor, "blocks m length"]]]]
 
 
 class DualBlocks:
     """F_b⁻¹ = (I − G_bᵀ S_b⁻¹ G_b)/λ for the blocks of one run, S_b = mλ I + G_b G_bᵀ.
 
     G stays where it is and is streamed in pieces, once to build S and once or twice for a product. With `overwrite`,
-    and where the stored dtype can hold it, G's memory takes W = L⁻¹ G instead: then S⁻¹ is the identity, and an element
-    costs O(m) where it cost O(m²).
+    and if the stored dtype can hold it, G's memory takes W = L⁻¹ G instead: then S⁻¹ is the identity, and an element
+    costs O(m) instead of O(m²).
 
-    Of a block that several ranks share, each has some columns of G, and S and L in full: G Gᵀ and G x are sums over
-    the ranks, the rest is their own.
+    If ranks share the block, each has some columns of G, and S and L in full: `reduce` sums G Gᵀ and G x over them.
 
     Args:
         run: where the blocks lie.
-        pages: where G is, on one device or on several.
-        weights: c with F = λI + Σ c_i g_i g_iᵀ; None: 1/m each.
+        pages: where G is.
         damping: λ.
-        columns: the length of a piece.
-        dtype: of the products.
-        auto: go from float32 to float64 where float32 is not safe.
-        gram: G Gᵀ of every block, where it is known already.
+        precision: of products with G.
+        weights: c with F = λI + Σ c_i g_i g_iᵀ; None: 1/m each.
+        gram: G Gᵀ of every block, if it is known already.
         overwrite: whether G's memory may be used.
-        ranks: that share the block, which is the only one of its run then.
+        reduce: sums over the ranks that share the only block of the run.
     """
 
     def __init__(
         self,
         run: Run,
-        pages: Pages | SpreadPages,
-        weights: Float[Tensor, " m"] | None,
+        pages: Pages,
         damping: float,
-        columns: int,
-        dtype: torch.dtype,
-        auto: bool,
+        precision: Precision = "auto",
+        weights: Float[Tensor, " m"] | None = None,
         gram: Float[Tensor, "blocks m m"] | None = None,
         overwrite: bool = False,
-        ranks: Ranks | None = None,
+        reduce: Reduce | None = None,
     ):
         self.run = run
         self._pages = pages
-        self._ranks = Ranks() if ranks is None else ranks
         self._m = pages.shape[0]
+        self._damping = damping
+        self._precision: Precision = precision
         self._weights = weights
         # Rows scaled by it all have the weight 1/m.
         self._scale = None if weights is None else (self._m * weights).sqrt()[:, None]
-        self._damping = damping
-        self._columns = columns
-        self._auto = auto
+        self._reduce = reduce
         self._whitened = False
         self._diagonal: Tensor | None = None
+        self._dtype = product_dtype(precision, pages.dtype)
         if gram is None:
-            self._L, self._dtype = self._factor(damping, dtype)
+            self._L, self._K, self._dtype = self._factor(damping, self._dtype)
         else:
-            self._L, self._dtype = woodbury.factor(self._scaled_gram(gram), self._shift), dtype
+            self._K = self._scaled_gram(gram)
+            self._L = woodbury.factor(self._K, self._m * damping)
         if overwrite and pages.in_place and self._dtype == pages.dtype:
-            self._whiten()
-
-    @property
-    def _shift(self) -> float:
-        return self._m * self._damping
+            self._multiply_rows(self._whitening)
+            self._whitened = True
 
     @property
     def device(self) -> torch.device:
         """Where vectors are expected."""
         return self._pages.device
 
-    @property
-    def _whole_blocks(self) -> bool:
-        whole = isinstance(self._pages, Pages) and self._ranks.group is None
-        return whole and self.run.length <= self._columns
-
     def apply(self, x: Float[Tensor, "n *k"]) -> Float[Tensor, "n *k"]:
-        """F⁻¹ x: one load of a piece that has whole blocks, two of one that has a slice."""
-        dtype = torch.float64 if x.dtype == torch.float64 else self._dtype
+        """F⁻¹ x: loads a piece of whole blocks once, a slice of a block twice."""
+        dtype = vector_dtype(self._dtype, x.dtype)
         out = torch.empty_like(x)
-        projected = None if self._whole_blocks else self._coefficients(self._project(x, dtype), slice(None))
-        for piece, G in self._stream():
-            local = self._local(piece)
-            part = x[local].to(G.device, dtype)
-            if projected is None:
-                a = self._coefficients(products.project(G, piece.split(part), dtype), piece.blocks)
-            else:
-                a = projected[piece.blocks].to(G.device)
-            out[local] = (part - products.combine(G, a, dtype).flatten(0, 1)).div_(self._damping)
+        for blocks, pieces in self._passes():
+            p = self._project(x, blocks, pieces, dtype)
+            a = p if self._whitened else self._scaled(woodbury.solve(self._L[blocks], self._scaled(p)))
+            for piece, G in pieces():
+                local = self._local(piece)
+                out[local] = (x[local].to(dtype) - products.combine(G, a, dtype).flatten(0, 1)).div_(self._damping)
         return out
 
     def quadratic_form(self, x: Float[Tensor, "n k"]) -> Float[Tensor, " k"]:
         """xᵀF⁻¹x, from one pass over G."""
-        dtype = torch.float64 if x.dtype == torch.float64 else self._dtype
-        p = self._project(x, dtype)
-        z = p if self._whitened else woodbury.half_solve(self._L, self._scaled(p))
-        squared = self._ranks.sum_(x.double().unflatten(0, (self.run.count, self.run.length)).square().sum(1))
-        curvature = self._damping * squared + (self._L @ z).square().sum(1) / self._m
-        return woodbury.quadratic_form(squared, z.square().sum(1), curvature, self._damping).sum(0)
+        dtype, total = vector_dtype(self._dtype, x.dtype), x.new_zeros(x.shape[1], dtype=torch.float64)
+        for blocks, pieces in self._passes():
+            p = self._project(x, blocks, pieces, dtype)
+            z = p if self._whitened else woodbury.half_solve(self._L[blocks], self._scaled(p))
+            squared = self._sum(self._split(x, blocks).double().square().sum(1))
+            curvature = self._damping * squared + (self._L[blocks] @ z).square().sum(1) / self._m
+            total += woodbury.quadratic_form(squared, z.square().sum(1), curvature, self._damping).sum(0)
+        return total
 
     def diagonal(self) -> Float[Tensor, " n"]:
-        """[F⁻¹]_ii; the second pass over G, made once and remembered."""
+        """[F⁻¹]_ii; the second pass over G, made once and kept."""
         if self._diagonal is None:
-            self._diagonal = self._stream_diagonal()
+            self._diagonal = torch.empty(self.run.length * self.run.count, dtype=torch.float64, device=self.device)
+            for blocks, pieces in self._passes():
+                lower = self._L[blocks] if self._whitened else self._whitening(blocks)
+                for piece, G in pieces():
+                    self._diagonal[self._local(piece)] = self._diagonal_of(lower, G).flatten()
         return self._diagonal
 
     def elements(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         """[F⁻¹]_ij of entries counted from the run's start; zero between blocks."""
-        out = torch.zeros(len(rows), dtype=torch.float64, device=self._L.device)
-        same = (rows // self.run.length == columns // self.run.length).nonzero()[:, 0]
-        # With several blocks, each pair brings its own factor.
-        step = products.TILE // (self._m if self.run.count == 1 or self._whitened else self._m**2)
-        for chosen in same.split(max(1, step)):
-            block = rows[chosen] // self.run.length
-            left, right = (self._whitened_columns(index[chosen], block) for index in (rows, columns))
-            out[chosen] = (rows[chosen] == columns[chosen]).double() - (left * right).sum(-1)
-        return out / self._damping
+
+        def whitened(blocks: Int[Tensor, " k"], places: Int[Tensor, "k q"]) -> Float[Tensor, "k m q"]:
+            G = self._gather(blocks, places)
+            return G if self._whitened else woodbury.half_solve(self._L[blocks], self._scaled(G))
+
+        step = products.TILE // self._m if self.run.count == 1 else min(PAIRS, products.TILE // self._m**2)
+        inner = products.pair_products(rows, columns, max(1, self.run.length), max(1, step), whitened)
+        return ((rows == columns).double() - inner) / self._damping
 
     def logdet(self) -> Float[Tensor, ""]:
         """log det F⁻¹."""
-        return -woodbury.log_det_fisher(self._L, self._shift, self._damping, self._ranks.total(self.run.length)).sum()
+        length = int(self._sum(torch.tensor(float(self.run.length), dtype=torch.float64, device=self.device)))
+        return -woodbury.log_det_fisher(self._L, self._m * self._damping, self._damping, length).sum()
 
     def refactor(self, damping: float) -> None:
-        """Makes it right for another damping; no pass over G, unless a smaller one asks for more digits than K has."""
-        K = self._L @ self._L.transpose(1, 2)
-        K.diagonal(dim1=1, dim2=2).sub_(self._shift)
-        if self._auto and self._dtype == torch.float32 and not float32_holds(K, self._m * damping):
+        """Changes the damping; no pass over G, unless a smaller one needs more digits than K has."""
+        if self._K is None:
+            K = self._L @ self._L.transpose(1, 2)
+            K.diagonal(dim1=1, dim2=2).sub_(self._m * self._damping)
+        else:
+            K = self._K
+        if needs_float64(self._precision, self._dtype, K, self._m * damping):
             if self._whitened:
                 raise ValueError(
                     f"damping {damping:g} needs float64, and the gradients have been overwritten by float32 numbers "
                     "made for a larger one; build the operator anew with overwrite=False"
                 )
-            L, self._dtype = self._factor(damping, torch.float64)
+            L, self._K, self._dtype = self._factor(damping, torch.float64)
         else:
             L = woodbury.factor(K, self._m * damping)
         if self._whitened:
-            self._multiply_rows(torch.linalg.solve_triangular(L, self._L, upper=False))
+            change = torch.linalg.solve_triangular(L, self._L, upper=False)
+            self._multiply_rows(lambda blocks: change[blocks])
         self._L, self._damping, self._diagonal = L, damping, None
 
-    def _factor(self, damping: float, dtype: torch.dtype) -> tuple[Float[Tensor, "blocks m m"], torch.dtype]:
-        """L of every block, and the dtype that products need; a piece of whole blocks goes from G to L in cache."""
-        shift = self._m * damping
-        if not self._whole_blocks:
-            K, dtype = self._gram(shift, dtype)
-            with self._ranks.together("the factor of the Gram matrix"):
-                return woodbury.factor(K, shift, overwrite=True), dtype
+    def joint_removal(
+        self, theta: Float[Tensor, " n"], removed: Bool[Tensor, " n"]
+    ) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]:
+        """δ = −θ on the removed weights and δ_R = G_Rᵀ S_R⁻¹ (G_Q θ_Q) on the kept ones, and ½ δᵀFδ."""
+        assert not self._whitened
+        delta, cost = torch.empty_like(theta), theta.new_zeros(())
+        gone = torch.where(removed, theta, 0.0)
+        for blocks, pieces in self._passes():
+            u = self._scaled(self._project(gone, blocks, pieces, torch.float64))
+            K, _ = self._gram(blocks, pieces, self._m * self._damping, self._dtype, removed)
+            a = woodbury.solve(woodbury.factor(K, self._m * self._damping, overwrite=True), u)
+            for piece, G in pieces():
+                delta[self._local(piece)] = products.combine(G, self._scaled(a), torch.float64).flatten()
+            squares = self._sum(self._split(gone, blocks).square().sum(1))
+            cost += woodbury.removal_cost(squares, a, u, self._damping).sum()
+        return torch.where(removed, -theta, delta), cost
+
+    def cost(self, delta: Float[Tensor, " n"]) -> Float[Tensor, ""]:
+        """½ δᵀFδ."""
+        total = self._damping * self._sum(delta.square().sum())
+        for blocks, pieces in self._passes():
+            total += self._scaled(self._project(delta, blocks, pieces, torch.float64)).square().sum() / self._m
+        return total / 2
+
+    def inverses(self) -> Iterator[tuple[slice, Float[Tensor, "blocks b b"]]]:
+        """F⁻¹ of the blocks, dense, some blocks at a time."""
+        for blocks, pieces in self._passes():
+            G = torch.cat([G.double() for _, G in pieces()], 2)
+            W = woodbury.half_solve(self._L[blocks], self._scaled(G))
+            inverse = -(W.transpose(1, 2) @ W)
+            inverse.diagonal(dim1=1, dim2=2).add_(1)
+            yield blocks, inverse.div_(self._damping)
+
+    def group_costs(self, theta: Float[Tensor, " n"], ids: Int[Tensor, " n"], count: int) -> Float[Tensor, " count"]:
+        """½ θ_Qᵀ([F⁻¹]_QQ)⁻¹θ_Q of `count` groups, `ids` being each weight's group; summed over a group's blocks."""
+        out = theta.new_zeros(count)
+        if not len(ids):
+            return out
+        position = torch.arange(len(ids), device=ids.device)
+        keys, table, _, _ = products.grouped(position // self.run.length * count + ids, position)
+        step = max(1, GROUP_NUMBERS // (self._m * max(self._m, table.shape[1])))
+        for key, chosen in zip(keys.split(step), table.split(step), strict=True):
+            blocks, present = key // count, chosen >= 0
+            G_Q = self._scaled(self._gather(blocks, chosen.clamp_min(0) % self.run.length)) * present[:, None]
+            theta_Q = torch.where(present, theta[chosen.clamp_min(0)], 0.0)
+            S = self._L[blocks] @ self._L[blocks].transpose(1, 2)
+            out.index_add_(0, key % count, woodbury.group_costs(S, G_Q, theta_Q, self._damping))
+        return out
+
+    def _passes(self) -> Iterator[tuple[slice, Pass]]:
+        """Some blocks at a time, with a function that goes over their columns: whole blocks, or one block in slices."""
+        columns = self._pages.columns_at_once(self.run)
+        if 0 < self.run.length <= columns:
+            for piece, G in self._pages.stream(self.run.pieces(columns)):
+                yield piece.blocks, partial(iter, [(piece, G)])
+            return
+        for block in range(self.run.count):
+            pieces = [piece for piece in self.run.pieces(columns) if piece.first == block]
+            yield slice(block, block + 1), partial(self._pages.stream, pieces)
+
+    def _factor(self, damping: float, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, torch.dtype]:
+        """L of every block, K if there is only one, and the dtype that products need."""
+        shift, only = self._m * damping, self.run.count == 1
         # Column by column, as LAPACK writes and reads it: otherwise every block is transposed on its way in and out.
-        L = memory.empty(self.run.count, self._m, self._m, dtype=torch.float64, device=self.device).transpose(1, 2)
-        compiled, limit = self._small_blocks(), largest_eigenvalue(shift) if self._auto else sys.float_info.max
-        for piece, G in self._stream():
-            if dtype == torch.float32 and compiled and compiled.factor(G, shift, limit, out=L[piece.blocks]):
-                continue
-            K, dtype = self._add_gram(None, G, shift, dtype)
-            L[piece.blocks] = woodbury.factor(K, shift, overwrite=True)
-        return L, dtype
+        L = torch.empty(self.run.count, self._m, self._m, dtype=torch.float64, device=self.device).transpose(1, 2)
+        for blocks, pieces in self._passes():
+            K, dtype = self._gram(blocks, pieces, shift, dtype)
+            L[blocks] = woodbury.factor(K, shift, overwrite=not only)
+        return L, K if only else None, dtype
 
-    def _small_blocks(self) -> small_blocks.SmallBlocks | None:
-        """For blocks whose rows all have the same weight."""
-        if not self._whole_blocks or self._weights is not None:
-            return None
-        return small_blocks.find(self.run.count, self._m, self.run.length, self._pages.dtype, self.device)
-
-    def _gram(self, shift: float, dtype: torch.dtype) -> tuple[Float[Tensor, "blocks m m"], torch.dtype]:
-        """G Gᵀ of every block, summed piece by piece and over the ranks, and the dtype that products need."""
-        stored = dtype
-        with self._ranks.together("the Gram matrix of the gradients"):
-            K = torch.zeros(self.run.count, self._m, self._m, dtype=torch.float64, device=self.device)
-            for piece, G in self._stream():
-                # The errors of all ranks add up: each is allowed its part.
-                K[piece.blocks], dtype = self._add_gram(K[piece.blocks], G, shift / self._ranks.size, dtype)
-        if self._ranks.size > 1:
-            self._ranks.sum_(K)
-            dtype = torch.float64 if self._auto and not float32_holds(K, shift) else stored
-        return K, dtype
-
-    def _add_gram(
-        self,
-        before: Float[Tensor, "blocks m m"] | None,
-        G: Float[Tensor, "blocks m length"],
-        shift: float,
-        dtype: torch.dtype,
+    def _gram(
+        self, blocks: slice, pieces: Pass, shift: float, dtype: torch.dtype, removed: Bool[Tensor, " n"] | None = None
     ) -> tuple[Float[Tensor, "blocks m m"], torch.dtype]:
-        """Adds G Gᵀ of a piece to what came before.
+        """G Gᵀ over the pieces and the ranks, without the removed columns, and the dtype that products need.
 
         It is summed in float32 while the sum so far is small beside the damping, and in float64 from then on: so one
-        pass is enough, whatever comes.
+        pass is always enough.
         """
-        K = self._scaled_gram(products.gram(G, dtype).to(self.device))
-        K = K if before is None else K.add_(before)
-        if dtype == torch.float32 and self._auto:
-            return (K, dtype) if float32_holds(K, shift) else self._add_gram(before, G, shift, torch.float64)
+        asked, part = dtype, shift
+        if self._reduce is not None:  # the errors of all ranks add up, so each is allowed its part
+            part = shift / float(self._reduce(torch.ones((), device=self.device)))
+        K = torch.zeros(blocks.stop - blocks.start, self._m, self._m, dtype=torch.float64, device=self.device)
+        for piece, G in pieces():
+            G = G if removed is None else _kept(G, piece.split(removed[self._local(piece)]))
+            total = self._scaled_gram(products.gram(G, dtype)) + K
+            if needs_float64(self._precision, dtype, total, part):
+                dtype = torch.float64
+                total = self._scaled_gram(products.gram(G, dtype)) + K
+            K = total
+        if self._reduce is not None:
+            K = self._reduce(K)
+            dtype = torch.float64 if needs_float64(self._precision, asked, K, shift) else asked
         if not bool(torch.isfinite(K.diagonal(dim1=1, dim2=2)).all()):
-            self._pages.raise_for_rows()
+            self._pages.raise_for_rows(self._reduce)
         return K, dtype
 
-    def _project(self, x: Float[Tensor, "n *k"], dtype: torch.dtype) -> Float[Tensor, "blocks m *k"]:
+    def _project(
+        self, x: Float[Tensor, "n *k"], blocks: slice, pieces: Pass, dtype: torch.dtype
+    ) -> Float[Tensor, "blocks m *k"]:
         """G x, over all ranks."""
-        p = torch.zeros(self.run.count, self._m, *x.shape[1:], dtype=torch.float64, device=x.device)
-        for piece, G in self._stream():
-            part = piece.split(x[self._local(piece)]).to(G.device)
-            p[piece.blocks] += products.project(G, part, dtype).to(x.device)
-        return self._ranks.sum_(p)
+        p = x.new_zeros(blocks.stop - blocks.start, self._m, *x.shape[1:], dtype=torch.float64)
+        for piece, G in pieces():
+            p += products.project(G, piece.split(x[self._local(piece)]), dtype)
+        return self._sum(p)
 
-    def _coefficients(self, p: Float[Tensor, "blocks m *k"], blocks: slice) -> Float[Tensor, "blocks m *k"]:
-        """S⁻¹ p, with the rows' scale on both sides."""
-        if self._whitened:
-            return p
-        return self._scaled(woodbury.solve(self._L[blocks], self._scaled(p)))
+    def _diagonal_of(
+        self, lower: Float[Tensor, "blocks m m"], G: Float[Tensor, "blocks m n"]
+    ) -> Float[Tensor, "blocks n"]:
+        if self._whitened:  # L W has the columns of G again
+            fisher, squares = products.squares(lower, G, None, self._dtype)
+        else:
+            squares, fisher = products.squares(lower, G, self._weights, self._dtype)
+        if self._whitened or self._weights is None:
+            fisher /= self._m
+        return woodbury.inverse_diagonal(squares, fisher.add_(self._damping), self._damping)
+
+    def _gather(self, blocks: Int[Tensor, " k"], places: Int[Tensor, "k q"]) -> Float[Tensor, "k m q"]:
+        """Columns of each block, in float64."""
+        indices = self.run.start + blocks[:, None] * self.run.length + places
+        return self._pages.gather(indices.flatten()).double().unflatten(1, places.shape).transpose(0, 1)
 
     def _scaled(self, p: Float[Tensor, "blocks m *k"]) -> Float[Tensor, "blocks m *k"]:
         if self._scale is None:
@@ -225,79 +274,27 @@ class DualBlocks:
         return K if self._scale is None else K * (self._scale * self._scale.T)
 
     def _whitening(self, blocks: slice) -> Float[Tensor, "blocks m m"]:
-        """What makes W of G."""
+        """The matrix that makes W of G."""
         Linv = woodbury.inverse_factor(self._L[blocks])
         return Linv if self._scale is None else Linv * self._scale.T
 
-    def _stream_diagonal(self) -> Float[Tensor, " n"]:
-        out = torch.empty(self.run.stop - self.run.start, dtype=torch.float64, device=self._L.device)
-        squares_of = self._squares_of_pieces()
-        # Compiled squares take no memory of their own, so what is in place is not cut up: they use other threads than
-        # torch, and the two would wait for each other at every piece.
-        uncut = self._pages.in_place and not self._whole_blocks and self._lower_squares() is not None
-        for piece, G in self._stream(self.run.length if uncut else self._columns):
-            squares, fisher = squares_of(piece, G)
-            out[self._local(piece)] = woodbury.inverse_diagonal(
-                squares, fisher + self._damping, self._damping
-            ).flatten()
-        return out
+    def _multiply_rows(self, lower: Callable[[slice], Float[Tensor, "blocks m m"]]) -> None:
+        for blocks, pieces in self._passes():
+            matrix = lower(blocks)
+            for _, G in pieces():
+                products.whiten_(matrix, G, self._dtype)
+                self._pages.accept_changes()
 
-    def _squares_of_pieces(self) -> Callable[[Piece, Tensor], tuple[Tensor, Tensor]]:
-        """What gives the column sums of W² and the diagonal of F − λI, for a piece of G, or of W where G was."""
-        small = self._small_blocks() if self._dtype == torch.float32 and not self._whitened else None
-        Linv = None if self._whitened or self._whole_blocks else self._whitening(slice(None))
+    def _split(self, x: Float[Tensor, "n *k"], blocks: slice) -> Float[Tensor, "blocks length *k"]:
+        return x.unflatten(0, (self.run.count, self.run.length))[blocks]
 
-        def of_whitened(piece: Piece, W: Tensor) -> tuple[Tensor, Tensor]:
-            fisher, squares = self._squares(self._L[piece.blocks], W, None)  # L W has G's columns again
-            return squares, fisher / self._m
-
-        def of_gradients(piece: Piece, G: Tensor) -> tuple[Tensor, Tensor]:
-            if small is not None:
-                squares, fisher = small.squares(self._L[piece.blocks], G)
-            else:
-                lower = self._whitening(piece.blocks) if Linv is None else Linv[piece.blocks]
-                squares, fisher = self._squares(lower, G, self._weights)
-            return squares, fisher / self._m if self._weights is None else fisher
-
-        return of_whitened if self._whitened else of_gradients
-
-    def _squares(
-        self, lower: Float[Tensor, "blocks m m"], X: Float[Tensor, "blocks m n"], weights: Float[Tensor, " m"] | None
-    ) -> tuple[Float[Tensor, "blocks n"], Float[Tensor, "blocks n"]]:
-        """Column sums of (L X)², and of X² with the weights."""
-        lower, weights = lower.to(X.device), None if weights is None else weights.to(X.device)
-        if compiled := self._lower_squares():
-            return compiled(lower, X, weights)
-        return products.whitened_squares(lower, X, self._dtype), products.column_squares(X, weights, self._dtype)
-
-    def _lower_squares(self) -> lower_squares.LowerSquares | None:
-        """Compiled, where rows are stored in the dtype of the arithmetic."""
-        if self._dtype != self._pages.dtype or not isinstance(self._pages, Pages):
-            return None
-        return lower_squares.find(self._m * self.run.length * self.run.count, self._m, self._dtype, self.device)
-
-    def _whitened_columns(self, index: Int[Tensor, " n"], block: Int[Tensor, " n"]) -> Float[Tensor, "n m"]:
-        columns = self._pages.gather(index + self.run.start).double()
-        if self._whitened:
-            return columns.T
-        if self._scale is not None:
-            columns = columns * self._scale
-        if self.run.count == 1:
-            return woodbury.half_solve(self._L[0], columns).T
-        return woodbury.half_solve(self._L[block], columns.T)
-
-    def _whiten(self) -> None:
-        """W over G, in G's memory."""
-        self._multiply_rows(self._whitening(slice(None)))
-        self._whitened = True
-
-    def _multiply_rows(self, lower: Float[Tensor, "blocks m m"]) -> None:
-        for piece, G in self._stream():
-            products.whiten_(lower[piece.blocks].to(G.device), G, self._dtype)
-            self._pages.accept_changes()
-
-    def _stream(self, columns: int | None = None) -> Iterator[tuple[Piece, Float[Tensor, "blocks m length"]]]:
-        return self._pages.stream(self.run.pieces(columns or self._columns))
+    def _sum(self, values: Tensor) -> Tensor:
+        return values if self._reduce is None else self._reduce(values)
 
     def _local(self, piece: Piece) -> slice:
         return slice(piece.start - self.run.start, piece.stop - self.run.start)
+
+
+def _kept(G: Float[Tensor, "blocks m n"], removed: Bool[Tensor, "blocks n"]) -> Float[Tensor, "blocks m kept"]:
+    """The columns that are not removed; of several blocks, zeros in the place of those that are."""
+    return G[:, :, ~removed[0]] if len(G) == 1 else torch.where(removed[:, None], 0.0, G)

@@ -9,45 +9,42 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from mfac.blocks import Run
-from mfac.distributed.groups import Ranks
+from mfac.columns import Ranks, ranks_of
 from mfac.dual import DualBlocks
 from mfac.inverse_fisher import InverseFisher
-from mfac.precision import SENSITIVITY_LIMIT, Precision, check_precision, float32_holds
-from mfac.saved_window import check_products, check_state
+from mfac.pages import Run
+from mfac.precision import Precision, check_precision, is_sensitive, needs_float64, product_dtype, step_dtype
 from mfac.sliding import SlidingInverse
-from mfac.spread_rows import WIDE_PIECE
-from mfac.windows import Window, as_devices, as_kind, build_rows, check_wider, saved_rows
-from mfac.windows import window_bytes as window_bytes  # whoever plans for this operator asks here
+from mfac.windows import SavedRows, Window, as_devices, as_kind, build_rows, check_wider, saved_rows
 
 Normalize = Literal["seen", "full", "sum"]
 ANSWER_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-SHORT_ROW = 1 << 14  # its sum of squares takes so few additions that float32 is as good as for products
+SHORT_ROW = 1 << 14  # up to here float32 is as good for a sum of squares as it is for products
 
 
 class NonFiniteGradientError(RuntimeError):
-    """A gradient that is not finite, and was kept out of the window."""
+    """A gradient that is not finite and was kept out of the window."""
 
 
 class DynamicInverseFisher(InverseFisher):
-    """F⁻¹ over a window of the last m gradients: F = λ I + (1/k) Σ g gᵀ, k = min(seen, m) (or m, or 1, throughout).
+    """F⁻¹ over a window of the last m gradients: F = λ I + (1/k) Σ g gᵀ, with k = min(seen, m), or m, or 1.
 
-    An update costs one pass over the window and O(m²); `update_and_apply` one pass more, which is all that the
-    optimizer's step needs: F⁻¹g = k Gᵀ S⁻¹ e, with nothing subtracted from g.
+    An update costs one pass over the window and O(m²). `update_and_apply` costs one pass more and is the optimizer's
+    step: F⁻¹g = k Gᵀ S⁻¹ e, with nothing subtracted from g.
 
     Args:
-        num_grads: m, the capacity of the window; `num_seen` says how many rows there are.
+        num_grads: m, the capacity of the window; `num_seen` is how many rows it holds.
         dim: d.
         damping: λ.
         dtype: of diagonals and elements, and of the rows unless `window` says otherwise.
-        device: where the window lives.
-        normalize: "seen" divides by the gradients in the window, "full" by m from the start, "sum" by nothing.
+        device: of the window.
+        normalize: "seen" divides by the number of gradients in the window, "full" by m from the start, "sum" by 1.
         window: how rows are stored: a dtype, torch.int8 or `Int8`, `TopK`; answers are exact for the rows as stored.
         precision: of products with the window: "float32", "float64", or "auto": float32 where that is safe.
-        process_group: whose ranks hold a piece of the columns each. `dim` is how many this one has, vectors, diagonals
-            and indices are of its piece, and all ranks call the same methods in the same order. An update sends m
-            numbers.
-        devices: of this process, that hold a piece of the columns each; vectors come and go on the first.
+        process_group: each of its ranks holds a piece of the columns. `dim` is the width of this rank's piece; vectors,
+            diagonals and indices are of that piece, and all ranks call the same methods in the same order. An update
+            sends m numbers.
+        devices: of this process, each of which holds a piece of the columns; vectors are expected on the first.
 
     Raises:
         ValueError: an argument out of its range.
@@ -68,128 +65,111 @@ class DynamicInverseFisher(InverseFisher):
         process_group: ProcessGroup | None = None,
         devices: Sequence[torch.device | str] | None = None,
     ):
-        self._ranks = Ranks(process_group)
+        self._ranks = ranks_of(process_group)
         arguments = {"num_grads": num_grads, "damping": damping, "dtype": dtype, "normalize": normalize}
-        self._ranks.agree("the window", {**arguments, "window": window, "precision": precision})
+        self._ranks.agree_on({"the window": {**arguments, "window": window, "precision": precision}})
         with self._ranks.together("building the window"):
             _check_count("num_grads", num_grads)
             _check_count("dim", dim)
             check_precision(precision)
             if normalize not in ("seen", "full", "sum"):
                 raise ValueError(f"normalize must be 'seen', 'full' or 'sum', not {normalize!r}")
-            kind = as_kind(_check_dtype(dtype) if window is None else window)
-            places = as_devices(device, devices)
-            super().__init__(dim, damping, _check_dtype(dtype), places[0])
+            if dtype not in ANSWER_DTYPES:
+                raise ValueError(f"dtype must be one of {', '.join(map(str, ANSWER_DTYPES))}, not {dtype!r}")
+            kind, places = as_kind(dtype if window is None else window), as_devices(device, devices)
+            super().__init__(dim, damping, dtype, places[0])
             self._rows = build_rows(kind, num_grads, dim, places)
         self._capacity = num_grads
         self._normalize = normalize
         self._precision = precision
         self._inverse = SlidingInverse(num_grads, self.device)
-        self._updates = 0  # how many rows were ever added by `update`
-        self._rough: set[int] = set()  # rows whose products with the others were made in float32
+        self._updates = 0  # ever made by `update`
+        self._rough: set[int] = set()  # rows whose products with the others were computed in float32
         self._sensitive = False
         self._snapshot: DualBlocks | None = None
 
     @property
     def num_grads(self) -> int:
-        """m, the capacity of the window."""
         return self._capacity
 
     @property
     def num_seen(self) -> int:
-        """How many gradients the window holds now."""
+        """How many gradients the window holds."""
         return self._inverse.size
+
+    @property
+    def compiled(self) -> bool:
+        """Whether compiled code makes the products with the window; torch makes them otherwise (docs/windows.md)."""
+        return self._rows.compiled(self._update_dtype(self._rows.dtype))
 
     @torch.no_grad()
     def update(self, g: Float[Tensor, " d"]) -> None:
-        """Puts g in the place of the oldest gradient (row number of updates so far, modulo m).
+        """Replaces the oldest gradient by g: row t mod m, after t updates.
 
         Raises:
-            ValueError: g has another shape or device, or no floating-point dtype.
-            NonFiniteGradientError: a RuntimeError; g is not finite. The window is as it was.
+            ValueError: g has another shape or device, or is not floating-point.
+            NonFiniteGradientError: a RuntimeError; g is not finite. The window is unchanged.
         """
         self._exchange(self._updates % self._capacity, g)
         self._updates += 1
 
     @torch.no_grad()
     def replace(self, k: int, g: Float[Tensor, " d"]) -> None:
-        """Puts g in the place of row k, which must be there; the order of later updates is not changed by it.
-
-        Raises:
-            IndexError: there is no row k.
-            ValueError, RuntimeError: as for `update`.
-        """
+        """Replaces row k by g; the order of later updates stays the same. Raises as `update` does, and IndexError."""
         if not 0 <= k < self.num_seen:
             raise IndexError(f"there is no row {k} to be replaced: the window holds {self.num_seen} (add with update)")
         self._exchange(k, g)
 
     @torch.no_grad()
     def update_and_apply(self, g: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
-        """`update(g)`, then F⁻¹ of the row as stored: k Gᵀ S⁻¹ e, the push-through form.
-
-        Raises:
-            ValueError, RuntimeError: as for `update`.
-        """
+        """`update(g)`, then F⁻¹ of the row as stored: k Gᵀ S⁻¹ e, the push-through form. Raises as `update` does."""
         k = self._updates % self._capacity
-        self._exchange(k, g)
-        self._updates += 1
+        self.update(g)
         if self._inverse.inverse is None:  # else the update has judged already
             self._inverse.settle()
             self._judge(self._inverse.sensitivity(k))
         self._inverse.settle()
-        dtype = self._update_dtype(g.dtype)
         coefficients = self._inverse.column(k, self._divisor(self.num_seen))
-        step = self._rows.combine(coefficients, dtype)
+        step = self._rows.combine(coefficients, self._update_dtype(g.dtype))
         return step if step.dtype == g.dtype else step.to(g.dtype)
 
     @torch.no_grad()
     def widen(self, extra: int) -> None:
-        """Adds `extra` weights, behind the others, in which all gradients so far are zero.
+        """Appends `extra` weights, whose gradients so far are zero.
 
         Raises:
-            ValueError: `extra` is not a positive int.
-            MemoryError: the wider window, made beside the present one, is larger than the memory.
+            MemoryError: the wider window does not fit beside the present one.
         """
         _check_count("extra", extra)
         check_wider(self._rows, extra, self.device)
-        self._rows.widen(extra)
+        self._rows = self._rows.widened(extra)
         self._dim, self._snapshot = self._dim + extra, None
 
     @property
     def rows(self) -> Float[Tensor, "m d"]:
-        """G as stored, rows that were not filled yet being zero.
-
-        The window's own memory where rows are a matrix, and a float32 matrix made for the purpose where they are
-        compressed.
-        """
+        """G as stored, with zeros in empty rows: the window's own memory; of compressed rows a new float32 matrix."""
         return self._rows.dense()
 
     @property
     def gram(self) -> Float[Tensor, "n n"]:
-        """G Gᵀ of the rows that are there, in float64; a view of the window's own memory."""
+        """G Gᵀ of the rows in the window, in float64; a view of the operator's own memory."""
         return self._inverse.K[: self.num_seen, : self.num_seen]
 
     @torch.no_grad()
     def diagonal(self) -> Float[Tensor, " d"]:
-        """[F⁻¹]_ii for every i, each between 1/F_ii and 1/λ."""
         if self.num_seen == 0:
             return torch.full((self._dim,), 1 / self.damping, dtype=self.dtype, device=self.device)
         return self._frozen().diagonal().to(self.dtype)
 
     @torch.no_grad()
     def logdet(self) -> Float[Tensor, ""]:
-        """log det F⁻¹, in float64; over the weights of all ranks."""
+        """log det F⁻¹ over the weights of all ranks, in float64."""
         if self.num_seen == 0:
-            weights = torch.tensor(self._ranks.total(self._dim), dtype=torch.float64, device=self.device)
-            return -weights * math.log(self.damping)
+            value = -self._ranks.total(self._dim) * math.log(self.damping)
+            return torch.tensor(value, dtype=torch.float64, device=self.device)
         return self._frozen().logdet()
 
     def to_dense(self) -> Float[Tensor, "d d"]:
-        """F⁻¹ as a d x d tensor; for people and tests, where d is small.
-
-        Raises:
-            ValueError: its columns are on several ranks.
-        """
         if self._ranks.size > 1:
             raise ValueError(
                 f"the columns of this operator are on {self._ranks.size} ranks, and a dense matrix has all of them; "
@@ -198,9 +178,9 @@ class DynamicInverseFisher(InverseFisher):
         return super().to_dense()
 
     def state_dict(self) -> dict[str, Any]:
-        """All of the state, with the same entries at any time, which checkpoints that load in place ask for.
+        """The whole state, always with the same entries, as checkpoints that load in place require.
 
-        The rows are the window's own memory, so save it (or deep-copy it) before going on.
+        The rows are the window's own memory: save the state, or deep-copy it, before the next update.
         """
         inverse = self._inverse
         rough = torch.zeros(self._capacity, dtype=torch.bool)
@@ -224,17 +204,22 @@ class DynamicInverseFisher(InverseFisher):
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a saved state; rows that were stored otherwise are converted, and their products made anew.
+        """Loads a saved state. Rows of another storage are converted, and their products recomputed.
 
-        `rows` may also be a list of tensors, pieces of the columns, side by side; or `SavedRows`.
+        `rows` may also be a list of tensors, pieces of the columns side by side; or `SavedRows`.
 
         Raises:
-            ValueError: the state is of another window, its rows are not those its products were made from, or have
-                numbers that this storage cannot hold. Nothing has changed.
+            ValueError: the state is of another window, its rows do not match its products, or they have numbers that
+                this storage cannot hold. Nothing has changed.
         """
-        check_state(state, {"num_grads": self._capacity, "dim": self._dim, "normalize": self._normalize})
+        for name, value in {"num_grads": self._capacity, "dim": self._dim, "normalize": self._normalize}.items():
+            if state.get(name) != value:
+                raise ValueError(
+                    f"the state was saved with {name}={state.get(name)!r}, this window has {name}={value!r}; build the "
+                    "operator with the saved value"
+                )
         saved, n = saved_rows(state["rows"]), int(state["num_seen"])
-        check_products(self._ranks, saved, state["gram"].diagonal()[:n].to(self.device))
+        _check_products(self._ranks, saved, state["gram"].diagonal()[:n].to(self.device))
         with self._ranks.together("loading the rows"):
             converted = self._rows.load(saved, n)
         converted = self._ranks.any(converted, self.device)
@@ -254,7 +239,7 @@ class DynamicInverseFisher(InverseFisher):
         return {"seen": seen, "full": self._capacity, "sum": 1}[self._normalize]
 
     def _exchange(self, k: int, g: Float[Tensor, " d"]) -> None:
-        """Row k becomes g, or nothing changes; one host sync, where the checks come to the host."""
+        """Row k becomes g, or nothing changes; one host sync, for the checks."""
         self._check_gradient(g)
         stored = self._rows.encode(g.detach())
         n = max(self.num_seen, k + 1)
@@ -262,78 +247,63 @@ class DynamicInverseFisher(InverseFisher):
         column = self._rows.project(n, stored.dense, dtype)
         column[k] = _squared_norm(stored.dense, dtype)
         self._ranks.sum_(column)
-        square, drift, sensitivity = self._inverse.stage(k, column, self._divisor(n) * self.damping)
-        if not square < float("inf"):
-            self._inverse.rollback()
+        square, sensitivity = self._inverse.replace(k, column, self._divisor(n) * self.damping)
+        if not square < math.inf:
             raise NonFiniteGradientError(
-                f"the gradient is not finite (its squared norm in {self._rows.kind.name} is {square}), and would spoil "
-                f"the window for {self._capacity} updates; the window is as it was: skip this step, or lower the "
+                f"the gradient is not finite (its squared norm in {self._rows.kind.name} is {square}) and would spoil "
+                f"the window for {self._capacity} updates; the window is unchanged: skip this step, or lower the "
                 "learning rate"
             )
-        self._inverse.commit(drift, sensitivity)
         self._rows.write(k, stored)
         self._snapshot = None
-        if dtype == torch.float32:
-            self._rough.add(k)
-        else:
-            self._rough.discard(k)
+        (self._rough.add if dtype == torch.float32 else self._rough.discard)(k)
         if sensitivity:
             self._judge(sensitivity)
 
     def _update_dtype(self, vector: torch.dtype) -> torch.dtype:
-        """For products that only meet the push-through form."""
-        if self._precision != "auto":
-            return torch.float64 if self._precision == "float64" else torch.float32
-        needs = self._sensitive or torch.float64 in (vector, self.dtype)
-        return torch.float64 if needs else torch.float32
+        """The dtype of products that only enter the push-through form."""
+        return step_dtype(self._precision, self._sensitive, vector, self.dtype)
 
     def _judge(self, sensitivity: float) -> None:
-        """Goes over to float64 where steps have become too sensitive for float32, and back when that is over."""
-        if self._precision != "auto":
-            return
-        self._sensitive = not sensitivity < (SENSITIVITY_LIMIT / 4 if self._sensitive else SENSITIVITY_LIMIT)
-        if self._sensitive and self._rough:
-            self._polish()
+        """Switches to float64 where steps have become too sensitive for float32, and back when that is over."""
+        if self._precision == "auto":
+            self._sensitive = is_sensitive(sensitivity, self._sensitive)
+            if self._sensitive and self._rough:
+                self._polish()
 
     def _polish(self) -> None:
-        """Makes the products of the rough rows anew, in float64."""
+        """Recomputes the products of the rough rows in float64."""
         n, K = self.num_seen, self._inverse.K
         if 2 * len(self._rough) > n:
             K[:n, :n] = self._ranks.sum_(self._rows.gram(n, torch.float64))
         else:
             for k in sorted(self._rough):
-                K[:n, k] = K[k, :n] = self._project(self._rows.row(k), torch.float64)
+                K[:n, k] = K[k, :n] = self._ranks.sum_(self._rows.project(n, self._rows.row(k), torch.float64))
         self._rough.clear()
         self._snapshot = None
         self._inverse.reset()
 
     def _exact_dtype(self) -> torch.dtype:
-        """The dtype that products with any vector need; makes the m x m matrix as good as that."""
-        if self._precision != "auto":
-            return torch.float64 if self._precision == "float64" else torch.float32
-        K, shift = self._inverse.K, self._inverse.shift
-        if torch.float64 not in (self.dtype, self._rows.dtype) and float32_holds(K, shift):
-            return torch.float32
-        if self._rough:
+        """The dtype that products with any vector need; brings the m x m matrix to the same accuracy."""
+        dtype = product_dtype(self._precision, self.dtype, self._rows.dtype)
+        if needs_float64(self._precision, dtype, self._inverse.K, self._inverse.shift):
+            dtype = torch.float64
+        if self._precision == "auto" and dtype == torch.float64 and self._rough:
             self._polish()
-        return torch.float64
+        return dtype
 
     def _apply(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]:
         if self.num_seen == 0:
             return x / self.damping
         dtype = torch.float64 if x.dtype == torch.float64 else self._exact_dtype()
         self._inverse.settle()
-        a = self._inverse.solve(self._project(x, dtype))
+        a = self._inverse.solve(self._ranks.sum_(self._rows.project(self.num_seen, x, dtype)))
         return (x.to(dtype) - self._rows.combine(a, dtype)).div_(self.damping).to(x.dtype)
 
     def _quadratic_form(self, x: Float[Tensor, "d k"]) -> Float[Tensor, " k"]:
         if self.num_seen == 0:
             return self._ranks.sum_(x.double().square().sum(0)) / self.damping
         return self._frozen().quadratic_form(x)
-
-    def _project(self, x: Float[Tensor, "d *k"], dtype: torch.dtype) -> Float[Tensor, "n *k"]:
-        """G x over all ranks."""
-        return self._ranks.sum_(self._rows.project(self.num_seen, x, dtype))
 
     def _elements(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         if self.num_seen == 0:
@@ -352,16 +322,14 @@ class DynamicInverseFisher(InverseFisher):
             raise
 
     def _frozen(self) -> DualBlocks:
-        """The window as it is now, as a static part; remembered until it changes."""
+        """The present window as static blocks; remembered until it changes."""
         if self._snapshot is None:
             n, dtype = self.num_seen, self._exact_dtype()
             weights = torch.full((n,), 1 / self._divisor(n), dtype=torch.float64, device=self.device)
-            run, columns = Run(0, self._dim, 1), max(1, WIDE_PIECE // n)
-            gram = self._inverse.K[None, :n, :n]
-            pages = self._rows.pages(n)
-            self._snapshot = DualBlocks(
-                run, pages, weights, self.damping, columns, dtype, False, gram, ranks=self._ranks
-            )
+            reduce = self._ranks.sum_ if self._ranks.size > 1 else None
+            precision: Precision = "float64" if dtype == torch.float64 else "float32"
+            run, pages = Run(0, self._dim, 1), self._rows.pages(n)
+            self._snapshot = DualBlocks(run, pages, self.damping, precision, weights, self.gram[None], reduce=reduce)
         return self._snapshot
 
     def _check_gradient(self, g: Tensor) -> None:
@@ -375,7 +343,7 @@ class DynamicInverseFisher(InverseFisher):
 
 
 def _squared_norm(row: Float[Tensor, " d"], dtype: torch.dtype) -> Float[Tensor, ""]:
-    """In float64, but as the products with other rows are made where the row is so short that no more is lost by it."""
+    """In float64; for a short row as the products with other rows, which loses no more."""
     if row.dtype == dtype == torch.float32 and len(row) <= SHORT_ROW:
         return torch.dot(row, row)
     return torch.linalg.vector_norm(row, dtype=torch.float64).square()
@@ -386,7 +354,14 @@ def _check_count(name: str, value: int) -> None:
         raise ValueError(f"{name} must be a positive int, not {value!r}")
 
 
-def _check_dtype(dtype: torch.dtype) -> torch.dtype:
-    if dtype not in ANSWER_DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(map(str, ANSWER_DTYPES))}, not {dtype!r}")
-    return dtype
+def _check_products(ranks: Ranks, saved: SavedRows, squares: Float[Tensor, " n"]) -> None:
+    """Refuses rows whose squared norms are not those on the diagonal of the saved Gram matrix."""
+    norms = torch.zeros_like(squares)  # not a list: small tensors between large ones that are freed break up the heap
+    for k in range(len(squares)):
+        norms[k] = torch.linalg.vector_norm(saved.row(k), dtype=torch.float64)
+    if len(norms) and not torch.allclose(ranks.sum_(norms.square()), squares, rtol=1e-3, atol=0):
+        piece = "" if ranks.size == 1 else ", or the state of one rank was loaded on another"
+        raise ValueError(
+            "the saved rows do not match the saved products: the window was updated after state_dict(), whose rows are "
+            f"its own memory{piece}; save the state, or deep-copy it, before the next update"
+        )

@@ -1,4 +1,4 @@
-"""Rows of gradients on disk: appended one by one, valid at any moment, read back by column pages."""
+"""Rows of gradients on disk: appended one at a time, valid at any moment, read back by columns."""
 
 import json
 import os
@@ -9,23 +9,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mfac.row_formats import RowFormat, Storage, format_of, read_format
-
 MAGIC = b"MFACROWS"
 HEADER_BYTES = 4096
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class GradientFile:
-    """The matrix G in a file: a header of 4096 bytes, then the rows, all of one format and of as many bytes.
+    """The matrix G in a file: a header of 4096 bytes, then the rows, all of one dtype.
 
-    The file is append-only and has no counter: the rows in it are those that are complete, and the torn tail that a
-    killed process leaves is ignored by readers and cut off by the next `append`. So it is valid at any moment.
+    The file is append-only and has no counter: it holds the rows that are complete. The torn last row that a killed
+    process leaves behind is ignored by readers and cut off by the next `append`.
 
     Args:
-        path: a file that `GradientFile.create` made.
+        path: a file made by `GradientFile.create`.
 
     Raises:
-        ValueError: the file is not one of ours.
+        ValueError: the file is not a gradient file.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -33,8 +32,8 @@ class GradientFile:
         header = _read_header(self.path)
         self.num_grads: int = header["num_grads"]
         self.dim: int = header["dim"]
+        self.dtype: torch.dtype = DTYPES[header["dtype"]]
         self.fingerprint: str = header["fingerprint"]
-        self._format = _known(read_format(header), self.path, header)
 
     @classmethod
     def create(
@@ -42,21 +41,20 @@ class GradientFile:
         path: str | os.PathLike[str],
         num_grads: int,
         dim: int,
-        dtype: torch.dtype | Storage = torch.float32,
+        dtype: torch.dtype = torch.float32,
         fingerprint: str = "",
     ) -> "GradientFile":
-        """Makes an empty file that is to hold `num_grads` rows; an existing file is never overwritten.
+        """Creates an empty file for `num_grads` rows of `dim` numbers; never overwrites an existing file.
 
         Args:
-            path: of the file.
+            path: where to create it.
             num_grads: m.
             dim: d.
-            dtype: how rows are stored: a floating-point dtype, torch.int8 or `Int8`, `TopK` (whose rows keep their
-                largest numbers; the others are lost, and not given to the next row).
-            fingerprint: anything, to be read back.
+            dtype: of the stored numbers: float32, float64, bfloat16 or float16.
+            fingerprint: any text, to be read back.
         """
-        stored = format_of(dtype, dim).fields()
-        fields = {"num_grads": num_grads, "dim": dim, **stored, "fingerprint": fingerprint}
+        name = {value: name for name, value in DTYPES.items()}[check_file_dtype(dtype)]
+        fields = {"num_grads": num_grads, "dim": dim, "dtype": name, "fingerprint": fingerprint}
         header = MAGIC + json.dumps(fields).encode()
         if len(header) > HEADER_BYTES:
             raise ValueError(
@@ -65,7 +63,7 @@ class GradientFile:
         path = Path(path)
         if path.exists():
             raise FileExistsError(f"{path} exists already; delete it or choose another file")
-        # Under another name first: a process killed here leaves no file with half a header.
+        # Written under another name first: a process killed here leaves no file with half a header.
         unnamed = path.with_name(path.name + ".new")
         unnamed.write_bytes(header.ljust(HEADER_BYTES))
         os.replace(unnamed, path)
@@ -73,7 +71,7 @@ class GradientFile:
 
     @property
     def rows(self) -> int:
-        """How many complete rows there are now."""
+        """The number of complete rows."""
         return min((os.path.getsize(self.path) - HEADER_BYTES) // self._row_bytes, self.num_grads)
 
     @property
@@ -82,34 +80,23 @@ class GradientFile:
         return self.rows, self.dim
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Of the numbers that are read: float32 where they are compressed on disk."""
-        return self._format.dtype
-
-    @property
-    def storage(self) -> str:
-        """How rows are stored, as it was asked for: "torch.bfloat16", "torch.int8", "mfac.TopK(0.01)"."""
-        return self._format.name
-
-    @property
     def _row_bytes(self) -> int:
-        return self._format.row_bytes
+        return self.dim * self.dtype.itemsize
 
     def append(self, rows: Tensor) -> None:
-        """Writes one row [dim] or several [k, dim] behind the complete ones.
+        """Writes one row [dim] or several [k, dim] after the complete ones.
 
         Raises:
-            ValueError: there is no room for them, or a compressed one would not be finite. Nothing is written.
+            ValueError: they do not fit. Nothing is written.
         """
         rows = rows.reshape(-1, self.dim).cpu()
         done = self.rows
         if done + len(rows) > self.num_grads:
             raise ValueError(f"{self.path} holds {done} of {self.num_grads} rows; {len(rows)} more do not fit")
-        encoded = self._format.encode(rows, done)
         with open(self.path, "r+b", buffering=0) as file:
             file.truncate(HEADER_BYTES + done * self._row_bytes)
             file.seek(0, os.SEEK_END)
-            left = memoryview(_bytes_of(encoded).reshape(-1))
+            left = memoryview(_as_bytes(rows.to(self.dtype).contiguous()).reshape(-1))
             while left:
                 left = left[file.write(left) :]
 
@@ -124,34 +111,37 @@ class GradientFile:
     def gather_columns(self, indices: Tensor) -> Tensor:
         """Single columns of every complete row, as a tensor [rows, len(indices)] on the CPU."""
         mapped = np.memmap(self.path, np.uint8, "c", HEADER_BYTES, (self.rows, self._row_bytes))
-        return self._format.gather(torch.from_numpy(mapped), indices.cpu())
+        return torch.from_numpy(mapped).view(self.dtype)[:, indices.cpu()]
+
+    load, gather = read_columns, gather_columns  # the names that `Pages` reads by
 
     def _read(self, rows: range, start: int, stop: int) -> Tensor:
-        spans = self._format.spans(start, stop) if stop > start else []
-        parts = [torch.empty(len(rows), high - low, dtype=torch.uint8) for low, high in spans]
-        buffers = [_bytes_of(part) for part in parts]
+        out = torch.empty(len(rows), max(0, stop - start), dtype=self.dtype)
+        if not out.numel():
+            return out
+        buffer = _as_bytes(out)
         with open(self.path, "rb", buffering=0) as file:
             for index, row in enumerate(rows):
-                for (low, _), buffer in zip(spans, buffers, strict=True):
-                    file.seek(HEADER_BYTES + row * self._row_bytes + low)
-                    if file.readinto(buffer[index]) != buffer.shape[1]:
-                        raise ValueError(f"{self.path} has no complete row {row}; it has {self.rows}")
-        return self._format.decode(parts, start, stop) if parts else torch.empty(len(rows), 0, dtype=self.dtype)
+                file.seek(HEADER_BYTES + row * self._row_bytes + start * self.dtype.itemsize)
+                if file.readinto(buffer[index]) != buffer.shape[1]:
+                    raise ValueError(f"{self.path} has no complete row {row}; it has {self.rows}")
+        return out
 
     def __repr__(self) -> str:
-        return f"GradientFile({str(self.path)!r}, rows={self.rows} of {self.num_grads}, dim={self.dim}, {self.storage})"
+        return f"GradientFile({str(self.path)!r}, rows={self.rows} of {self.num_grads}, dim={self.dim}, {self.dtype})"
 
 
-def _bytes_of(tensor: Tensor) -> Any:
-    return tensor.numpy()
-
-
-def _known(found: RowFormat | None, path: Path, header: dict[str, Any]) -> RowFormat:
-    if found is None:
+def check_file_dtype(dtype: object) -> torch.dtype:
+    """The dtype, if a gradient file can store it; otherwise ValueError."""
+    if not isinstance(dtype, torch.dtype) or dtype not in DTYPES.values():
         raise ValueError(
-            f"{path} stores rows as {header.get('dtype')!r}, which this version does not know; update mfac"
+            f"a gradient file stores float32, float64, bfloat16 or float16, not {dtype!r}; choose one of these dtypes"
         )
-    return found
+    return dtype
+
+
+def _as_bytes(tensor: Tensor) -> Any:
+    return tensor.view(torch.uint8).numpy()
 
 
 def _read_header(path: Path) -> dict[str, Any]:
@@ -160,4 +150,9 @@ def _read_header(path: Path) -> dict[str, Any]:
     if len(header) < HEADER_BYTES or not header.startswith(MAGIC):
         raise ValueError(f"{path} is not a gradient file (it should start with {MAGIC.decode()})")
     fields: dict[str, Any] = json.loads(header[len(MAGIC) :])
+    if fields.get("dtype") not in DTYPES:
+        raise ValueError(
+            f"{path} stores rows as {fields.get('dtype')!r}, and this version reads {', '.join(DTYPES)}; "
+            "collect the gradients again in one of these dtypes"
+        )
     return fields

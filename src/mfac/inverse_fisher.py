@@ -1,4 +1,4 @@
-"""What every inverse-Fisher operator offers: a d x d symmetric positive definite matrix that is never formed."""
+"""The interface of all inverse-Fisher operators: a symmetric positive definite d x d matrix that is never formed."""
 
 import math
 from abc import ABC, abstractmethod
@@ -14,8 +14,7 @@ from mfac.memory import available_memory, gib
 class InverseFisher(ABC):
     """F⁻¹ of the damped empirical Fisher matrix F = λ I + (1/m) Σ g gᵀ over m gradients g.
 
-    Answers carry no autograd graph; vectors keep their dtype, and what has no vector (`diagonal`, elements) comes in
-    the operator's. `damping` is λ and can be assigned to.
+    Answers carry no autograd graph. Products have the dtype of the vector, diagonals and elements that of the operator.
     """
 
     def __init__(self, dim: int, damping: float, dtype: torch.dtype, device: torch.device):
@@ -26,17 +25,14 @@ class InverseFisher(ABC):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(d, d)."""
         return self._dim, self._dim
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of diagonals and elements."""
         return self._dtype
 
     @property
     def device(self) -> torch.device:
-        """Where vectors are expected and answers are given."""
         return self._device
 
     @property
@@ -46,7 +42,7 @@ class InverseFisher(ABC):
 
     @property
     def damping(self) -> float:
-        """λ. Assigning to it keeps the gradients and redoes only the m x m algebra wherever that is possible."""
+        """λ. Assigning to it keeps the gradients and repeats only the m x m algebra if possible."""
         return self._damping
 
     @damping.setter
@@ -91,10 +87,10 @@ class InverseFisher(ABC):
 
     @abstractmethod
     def logdet(self) -> Float[Tensor, ""]:
-        """log det F⁻¹, in float64: it grows with d, and float32 would leave no digits of a difference."""
+        """log det F⁻¹, in float64: it grows with d, and differences of it would have no digits in float32."""
 
     def to_dense(self) -> Float[Tensor, "d d"]:
-        """F⁻¹ as a d x d tensor; for people and tests, where d is small."""
+        """F⁻¹ as a d x d tensor, if d is small."""
         needed, available = 3 * self._dim**2 * self.dtype.itemsize, available_memory(self.device)
         if available is not None and needed > available:
             raise MemoryError(
@@ -115,7 +111,7 @@ class InverseFisher(ABC):
 
     @abstractmethod
     def _refactor(self, old_damping: float) -> None:
-        """Makes the state right for `self._damping`; on failure it is as it was."""
+        """Adapts the state to `self._damping`; on failure it is unchanged."""
 
     def _check_vector(self, x: Tensor) -> None:
         if not isinstance(x, Tensor) or not x.is_floating_point():

@@ -1,4 +1,7 @@
-"""Parameters <-> flat vector: which parameters make up a row of G, in what order, and where each of them lies."""
+"""Parameters <-> flat vector: which parameters make up a row of G, in what order, and where each of them lies.
+
+Also the one place where names, patterns and masks are matched with parameters.
+"""
 
 import difflib
 import re
@@ -11,34 +14,31 @@ from torch import Tensor, nn
 Params = str | Tensor | Iterable[str | Tensor] | None
 Masks = Mapping[str, Tensor] | Mapping[Tensor, Tensor] | None
 
+# Parts of a name that torch.compile and FSDP put in; DataParallel and many checkpoints put `module.` before it.
+WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module")
+
 
 class ParameterLayout:
     """The coordinates of a row: the chosen parameters in the order of `model.named_parameters()`, tied weights once.
 
-    With masks, only the kept coordinates are in a row. `full_*` speaks of the parameters without their masks.
+    With masks, a row holds the kept coordinates only. The `full_*` attributes ignore the masks. `kept` holds the flat
+    indices of each parameter's kept coordinates, or None where all are kept.
 
     Args:
         model: where the parameters are looked up.
-        params: names, `"re:..."` patterns (by `re.search`) or tensors; None is every trainable parameter.
+        params: names, `"re:..."` patterns (by `re.search`) or tensors; None: every trainable parameter.
         masks: {name or parameter: bool tensor of its shape, True = kept}; parameters without a mask are kept whole.
 
     Raises:
-        ValueError: a parameter that is not there or not trainable, a mask that does not fit, or nothing left to keep.
+        ValueError: a parameter is unknown or not trainable, a mask does not fit, or no coordinate is kept.
     """
 
     def __init__(self, model: nn.Module, params: Params = None, masks: Masks = None):
-        named = dict(model.named_parameters(remove_duplicate=False))  # masks may call a tied weight by either name
-        self._lay(_choose(model, params), _masks_by_parameter(named, masks, "the model"))
+        self._lay(_choose(model, params), _masks_by_parameter(parameters_by_name(model), masks, "the model"))
 
     @classmethod
     def of_tensors(cls, named: Mapping[str, Tensor], masks: Masks = None, complete: bool = True) -> "ParameterLayout":
-        """The layout of tensors that come without a model, in their order, as an optimizer has them.
-
-        Args:
-            named: {name: tensor}.
-            masks: as for any layout.
-            complete: False for pieces of parameters, of which there may be none here.
-        """
+        """The layout of {name: tensor} without a model; `complete` is False for shards, which may be empty."""
         layout = cls.__new__(cls)
         layout._lay(named, _masks_by_parameter(named, masks, "the optimizer"), complete)
         return layout
@@ -60,12 +60,11 @@ class ParameterLayout:
 
     @property
     def masked(self) -> bool:
-        """Whether some coordinate is left out."""
         return any(kept is not None for kept in self.kept)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type that holds every parameter: that of all of them, as a rule."""
+        """The smallest dtype that holds every parameter."""
         dtype = self.tensors[0].dtype
         for tensor in self.tensors[1:]:
             dtype = torch.promote_types(dtype, tensor.dtype)
@@ -73,12 +72,11 @@ class ParameterLayout:
 
     @property
     def device(self) -> torch.device:
-        """Where the first parameter is."""
         return self.tensors[0].device
 
     @property
     def full_slots(self) -> tuple[slice, ...]:
-        """Where each parameter lies in a row that has no masks."""
+        """Where each parameter lies in a row without masks."""
         return _slots(self.full_sizes)
 
     @property
@@ -86,26 +84,13 @@ class ParameterLayout:
         """Where the kept coordinates of each parameter lie in a row."""
         return _slots(self.sizes)
 
-    def views(self, rows: Float[Tensor, "c d"]) -> list[tuple[Tensor, ...]]:
-        """For each row without masks, its parts, each in the shape of its parameter."""
-        parts = zip(rows.split(self.full_sizes, 1), self.tensors, strict=True)
-        return list(zip(*(part.view(len(rows), *tensor.shape).unbind() for part, tensor in parts), strict=True))
-
-    def dense(self, values: Sequence[Tensor | None], positions: Sequence[int] | None = None) -> list[Tensor]:
-        """One value a parameter, each as a plain tensor: zeros for None. Embeddings may have sparse gradients.
-
-        With `positions`, only for those parameters.
-        """
-        tensors = self.tensors if positions is None else [self.tensors[position] for position in positions]
-        return [
-            torch.zeros_like(tensor) if value is None else value.to_dense() if value.is_sparse else value
-            for value, tensor in zip(values, tensors, strict=True)
-        ]
-
     @torch.no_grad()
     def flatten(self, values: Sequence[Tensor | None], out: Float[Tensor, "d"]) -> None:
-        """Writes one value a parameter (None is zero) into the row `out`, in the type and on the device of `out`."""
-        pieces = [_kept_part(value, kept) for value, kept in zip(self.dense(values), self.kept, strict=True)]
+        """Writes one value per parameter (None is zero) into the row `out`, in its dtype and on its device."""
+        parts = zip(self.tensors, values, self.kept, strict=True)
+        pieces = [
+            _kept_part(torch.zeros_like(tensor) if value is None else value, kept) for tensor, value, kept in parts
+        ]
         if all(piece.device == out.device for piece in pieces):
             torch.cat(pieces, out=out)
         else:
@@ -134,6 +119,96 @@ class ParameterLayout:
         return values
 
 
+def plain_name(name: str) -> str:
+    """The name of a parameter in the bare model: without wrappers and without a pruning tool's reparametrisation.
+
+    `module.fc.weight_orig` (torch.nn.utils.prune) and `fc.parametrizations.weight.original` are both `fc.weight`.
+    """
+    parts = [part for part in name.split(".") if part not in WRAPPERS]
+    if parts[0] == "module" and len(parts) > 1:
+        parts = parts[1:]
+    if "parametrizations" in parts and parts[-1] == "original":
+        parts = [part for part in parts[:-1] if part != "parametrizations"]
+    return ".".join(parts).removesuffix("_orig")
+
+
+def by_plain_name(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors by their own names and by their plain ones."""
+    return {plain_name(name): tensor for name, tensor in named.items()} | dict(named)
+
+
+def parameters_by_name(model: nn.Module) -> dict[str, Tensor]:
+    """Every parameter by its own name and by its plain one; a tied weight by each of its names."""
+    return by_plain_name(dict(model.named_parameters(remove_duplicate=False)))
+
+
+def matching(item: str | Tensor, known: Mapping[str, Tensor], argument: str, owner: str) -> dict[str, Tensor]:
+    """The tensors that a name, a `"re:..."` pattern or a tensor stands for, by name.
+
+    Args:
+        item: what to look for; a name may have wrappers that the known ones do not have.
+        known: {name: tensor}.
+        argument: that the item was passed as, for the error.
+        owner: whose parameters these are, for the error.
+
+    Raises:
+        ValueError: there are none; the message has the nearest name.
+    """
+    if isinstance(item, Tensor):
+        found = {name: tensor for name, tensor in known.items() if tensor is item}
+    elif not isinstance(item, str):
+        raise ValueError(f"{argument} takes names, 're:...' patterns and tensors, not {type(item).__name__}")
+    elif item.startswith("re:"):
+        found = {name: tensor for name, tensor in known.items() if re.search(item[3:], name)}
+    else:
+        found = {name: known[name] for name in (item, plain_name(item)) if name in known}
+    if not found:
+        close = difflib.get_close_matches(item, known, n=1) if isinstance(item, str) else []
+        hint = f"did you mean {close[0]!r}?" if close else f"it has {some(known)}"
+        raise ValueError(f"{argument}: {_label(item)} matches no parameter of {owner}; {hint}")
+    return found
+
+
+def find(key: str | Tensor, known: Mapping[str, Tensor], owner: str) -> Tensor:
+    """The tensor that a mask's key stands for; raises ValueError if there is none."""
+    return next(iter(matching(key, known, "masks", owner).values()))
+
+
+def as_mask(key: str | Tensor, mask: Tensor, shape: torch.Size, convert: bool = True) -> Tensor:
+    """The mask as a bool tensor: itself where it is one, converted where it holds zeros and ones.
+
+    Raises:
+        ValueError: it has another shape or other values, or is not bool and `convert` is False.
+    """
+    if not isinstance(mask, Tensor) or mask.shape != shape or not (convert or mask.dtype == torch.bool):
+        found = f"{mask.dtype} of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else f"a {type(mask).__name__}"
+        raise ValueError(
+            f"masks: {_label(key)} needs a bool tensor of shape {tuple(shape)} (True = kept), this one is {found}"
+        )
+    if mask.dtype == torch.bool:
+        return mask
+    kept = mask != 0
+    if not torch.equal(mask, kept.to(mask.dtype)):
+        raise ValueError(
+            f"masks: {_label(key)} needs True or 1 for kept and False or 0 for removed; this one has other values"
+        )
+    return kept
+
+
+def some(names: Iterable[str], limit: int = 5) -> str:
+    """The first few names, and how many more there are: for messages."""
+    names = list(names)
+    if not names:
+        return "no parameter at all"
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+
+
+def _label(item: str | Tensor) -> str:
+    if isinstance(item, Tensor):
+        return f"a tensor of shape {tuple(item.shape)}"
+    return f"the pattern {item!r}" if item.startswith("re:") else repr(item)
+
+
 def _choose(model: nn.Module, params: Params) -> dict[str, Tensor]:
     """The chosen parameters, {name: parameter}, in the model's order."""
     every = dict(model.named_parameters())
@@ -142,65 +217,34 @@ def _choose(model: nn.Module, params: Params) -> dict[str, Tensor]:
         if not chosen:
             raise ValueError("the model has no trainable parameter; call requires_grad_(True) on those you want")
         return chosen
-    wanted: set[int] = set()
+    known, wanted = parameters_by_name(model), set()
     for item in [params] if isinstance(params, str | Tensor) else params:
-        wanted.update(_matches(model, item))
+        found = matching(item, known, "params", "the model")
+        if not any(tensor.requires_grad for tensor in found.values()):
+            raise ValueError(
+                f"params: {_label(item)} matches only frozen parameters; call requires_grad_(True) on {some(found)}"
+            )
+        wanted |= {id(tensor) for tensor in found.values() if tensor.requires_grad}
     if not wanted:
         raise ValueError("params is empty; name at least one parameter, or pass None for every trainable one")
     return {name: tensor for name, tensor in every.items() if id(tensor) in wanted}
 
 
-def _matches(model: nn.Module, item: str | Tensor) -> set[int]:
-    """The ids of the trainable parameters that one name, pattern or tensor stands for."""
-    named = dict(model.named_parameters(remove_duplicate=False))  # a tied weight may be called by either name
-    if isinstance(item, Tensor):
-        found = {name: tensor for name, tensor in named.items() if tensor is item}
-        label = f"a tensor of shape {tuple(item.shape)}"
-    elif item.startswith("re:"):
-        found = {name: tensor for name, tensor in named.items() if re.search(item[3:], name)}
-        label = f"the pattern {item!r}"
-    else:
-        found = {item: named[item]} if item in named else {}
-        label = f"{item!r}"
-    if not found:
-        close = difflib.get_close_matches(item, named, n=1) if isinstance(item, str) else []
-        hint = f"did you mean {close[0]!r}?" if close else f"it has {some(named)}"
-        raise ValueError(f"params: {label} matches no parameter of the model; {hint}")
-    trainable = {id(tensor) for tensor in found.values() if tensor.requires_grad}
-    if not trainable:
-        raise ValueError(f"params: {label} matches only frozen parameters; call requires_grad_(True) on {some(found)}")
-    return trainable
-
-
-def _masks_by_parameter(named: Mapping[str, Tensor], masks: Masks, owner: str) -> dict[int, Tensor]:
+def _masks_by_parameter(known: Mapping[str, Tensor], masks: Masks, owner: str) -> dict[int, Tensor]:
     """{id of the parameter: mask}, for masks given by name or by parameter."""
-    ids = {id(tensor) for tensor in named.values()}
-    found = {}
-    for key, mask in (masks or {}).items():
-        parameter = named.get(key) if isinstance(key, str) else key
-        if parameter is None or id(parameter) not in ids:
-            label = repr(key) if isinstance(key, str) else f"a tensor of shape {tuple(key.shape)}"
-            raise ValueError(f"masks: {label} is not a parameter of {owner}; it has {some(named)}")
-        found[id(parameter)] = mask
-    return found
+    return {id(find(key, known, owner)): mask for key, mask in (masks or {}).items()}
 
 
 def _kept_indices(name: str, tensor: Tensor, mask: Tensor | None) -> Tensor | None:
     """The flat indices of the kept coordinates; None where all of them are."""
     if mask is None:
         return None
-    if mask.dtype != torch.bool or mask.shape != tensor.shape:
-        raise ValueError(
-            f"masks: {name!r} needs a bool tensor of shape {tuple(tensor.shape)} (True = kept), "
-            f"this one is {mask.dtype} of shape {tuple(mask.shape)}"
-        )
-    if bool(mask.all()):
-        return None
-    return mask.to(tensor.device).flatten().nonzero().squeeze(1)
+    mask = as_mask(name, mask, tensor.shape, convert=False)
+    return None if bool(mask.all()) else mask.to(tensor.device).flatten().nonzero().squeeze(1)
 
 
 def _kept_part(value: Tensor, kept: Tensor | None) -> Tensor:
-    flat = value.reshape(-1)
+    flat = (value.to_dense() if value.is_sparse else value).reshape(-1)  # embeddings may have sparse gradients
     return flat if kept is None else flat.index_select(0, kept)
 
 
@@ -210,11 +254,3 @@ def _slots(sizes: Sequence[int]) -> tuple[slice, ...]:
         slots.append(slice(start, start + size))
         start += size
     return tuple(slots)
-
-
-def some(names: Iterable[str], limit: int = 5) -> str:
-    """The first few names, and how many more there are: for messages."""
-    names = list(names)
-    if not names:
-        return "no parameter at all"
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")

@@ -1,39 +1,8 @@
-"""How much memory there is, asked before anything large is allocated; and large memory in large pages."""
+"""How much memory is available, asked before anything large is allocated."""
 
-import ctypes
-import sys
-from functools import cache
 from pathlib import Path
 
 import torch
-from torch import Tensor
-
-LARGE_PAGE = 1 << 21  # bytes, the usual one of the systems that have them
-MADV_HUGEPAGE = 14  # of Linux's <asm/mman.h>
-
-
-def empty(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """`torch.empty`, in large pages where the system has them.
-
-    They are handed out in a fraction of the time when they are first written to, and passes over them are faster: a
-    matrix of gradients has more small pages than the processor can keep the places of.
-    """
-    out = torch.empty(*shape, dtype=dtype, device=device)
-    if device.type == "cpu" and out.nbytes >= LARGE_PAGE and (advise := _madvise()):
-        start, stop = out.data_ptr() + LARGE_PAGE - 1, out.data_ptr() + out.nbytes
-        first, last = (address // LARGE_PAGE * LARGE_PAGE for address in (start, stop))
-        advise(ctypes.c_void_p(first), ctypes.c_size_t(max(0, last - first)), MADV_HUGEPAGE)  # may be ignored
-    return out
-
-
-def zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """`torch.zeros`, in large pages where the system has them."""
-    return empty(*shape, dtype=dtype, device=device).zero_()
-
-
-@cache
-def _madvise() -> "ctypes._NamedFuncPointer | None":
-    return getattr(ctypes.CDLL(None), "madvise", None) if sys.platform == "linux" else None
 
 
 def available_memory(device: torch.device | str | None = None) -> int | None:

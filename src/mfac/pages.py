@@ -1,35 +1,152 @@
-"""Where the rows of G live, and how columns of them come to the device that computes."""
+"""Blocks of columns of G, the pieces they are streamed in, and how columns come to the device that computes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import groupby
-from typing import NoReturn
+from dataclasses import dataclass
+from typing import NoReturn, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from mfac.blocks import Piece
-from mfac.gradient_file import GradientFile
+# Numbers of G in one piece: a piece of many small blocks stays in cache, one of a large block is wide enough for matrix
+# products, and one from disk is worth the reading.
+BLOCK_PIECE = 1 << 20
+WIDE_PIECE = 1 << 24
+DISK_PIECE = 1 << 26
 
-COLUMNS = 1 << 16
+Reduce = Callable[[Tensor], Tensor]
+"""Sums a tensor over ranks, in place, and returns it."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """`count` adjacent blocks of `length` columns each, from column `start` on."""
+
+    start: int
+    length: int
+    count: int
+
+    @property
+    def stop(self) -> int:
+        """The column after the last one."""
+        return self.start + self.length * self.count
+
+    @property
+    def columns(self) -> slice:
+        """All columns of the run."""
+        return slice(self.start, self.stop)
+
+    def pieces(self, columns: int) -> Iterator["Piece"]:
+        """Cuts the run into pieces of at most `columns` columns: whole blocks where they fit, else slices of one."""
+        if self.length == 0:  # a rank may have no column of a block
+            return
+        if self.length <= columns:
+            step = columns // self.length
+            for first in range(0, self.count, step):
+                last = min(first + step, self.count)
+                yield Piece(first, last, self.start + first * self.length, self.start + last * self.length)
+            return
+        for block in range(self.count):
+            end = self.start + (block + 1) * self.length
+            for start in range(end - self.length, end, columns):
+                yield Piece(block, block + 1, start, min(start + columns, end))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Columns `start` to `stop` - 1: the blocks `first` to `last` - 1 of a run, or a slice of one of them."""
+
+    first: int
+    last: int
+    start: int
+    stop: int
+
+    @property
+    def blocks(self) -> slice:
+        """The blocks of the run that the piece belongs to."""
+        return slice(self.first, self.last)
+
+    @property
+    def columns(self) -> slice:
+        """The columns of G in the piece."""
+        return slice(self.start, self.stop)
+
+    def split_columns(self, G: Float[Tensor, "m columns"]) -> Float[Tensor, "blocks m length"]:
+        """The columns of the piece, one matrix per block; a view."""
+        return G.unflatten(1, (self.last - self.first, -1)).transpose(0, 1)
+
+    def split(self, x: Shaped[Tensor, "columns *k"]) -> Shaped[Tensor, "blocks length *k"]:
+        """The entries of x in the piece, one vector (or matrix) per block; a view."""
+        return x.unflatten(0, (self.last - self.first, -1))
+
+
+def block_runs(dim: int, block_size: int | None, sizes: Sequence[int] | None = None) -> list[Run]:
+    """Divides `dim` columns into blocks of at most `block_size` columns.
+
+    Args:
+        dim: the number of columns.
+        block_size: the length of a block; None: one block over all columns.
+        sizes: lengths of the tensors that lie side by side in the columns; no block straddles two of them.
+
+    Raises:
+        ValueError: the block size is not a positive int, or the sizes do not add up to `dim`.
+    """
+    if block_size is None:
+        if sizes is not None:
+            raise ValueError("sizes was given without block_size; sizes only says where blocks end: give both or none")
+        return [Run(0, dim, 1)]
+    if not isinstance(block_size, int) or isinstance(block_size, bool) or block_size < 1:
+        raise ValueError(f"block_size must be a positive int or None (the full matrix), not {block_size!r}")
+    sizes = [dim] if sizes is None else [int(size) for size in sizes]
+    if sum(sizes) != dim or min(sizes, default=0) < 0:
+        raise ValueError(f"sizes must be lengths that add up to the {dim} columns; they add up to {sum(sizes)}")
+    runs: list[Run] = []
+    start = 0
+    for size in sizes:
+        for length, count in ((block_size, size // block_size), (size % block_size, 1)):
+            if length * count:
+                if runs and runs[-1].length == length:  # fewer, larger batches
+                    last = runs.pop()
+                    runs.append(Run(last.start, length, last.count + count))
+                else:
+                    runs.append(Run(start, length, count))
+                start += length * count
+    return runs
+
+
+@runtime_checkable
+class ColumnSource(Protocol):
+    """A matrix [m, d] that is read by columns, such as a gradient file or a window of compressed rows."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def load(self, start: int, stop: int) -> Float[Tensor, "m columns"]:
+        """Columns start to stop - 1."""
+
+    def gather(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "m n"]:
+        """Single columns."""
 
 
 class Pages:
-    """Columns of an m x d matrix that is in memory (here or on another device) or on disk.
+    """The columns of an m x d matrix, brought to the device that computes.
 
     Args:
-        source: a tensor [m, d] or a complete gradient file.
+        source: a tensor [m, d], or anything that is read by columns.
         device: where columns are wanted.
-        first: the number of the source's first column, where it is a part of the matrix.
+        page_size: columns to load at once; None: chosen by `columns_at_once`.
     """
 
-    def __init__(self, source: Tensor | GradientFile, device: torch.device, first: int = 0):
+    def __init__(self, source: Tensor | ColumnSource, device: torch.device, page_size: int | None = None):
         self.source = source
         self.device = device
-        self.first = first
         self.dtype: torch.dtype = source.dtype
         self.shape: tuple[int, int] = (int(source.shape[0]), int(source.shape[1]))
+        self._page_size = page_size
         self._version = _version(source)
 
     @property
@@ -37,8 +154,17 @@ class Pages:
         """Whether `load` gives a view of the source's own memory."""
         return isinstance(self.source, Tensor) and self.source.device == self.device
 
-    def stream(self, pieces: Iterator[Piece]) -> Iterator[tuple[Piece, Float[Tensor, "blocks m length"]]]:
-        """Every piece with its columns; while one is worked on, the next one is already being loaded."""
+    def columns_at_once(self, run: Run) -> int:
+        """How many columns of a run are loaded at once."""
+        if self._page_size is not None:
+            return self._page_size
+        m = self.shape[0]
+        if not self.in_place:
+            return max(1, DISK_PIECE // m)
+        return max(1, (WIDE_PIECE if run.length * m > BLOCK_PIECE else BLOCK_PIECE) // m)
+
+    def stream(self, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, Float[Tensor, "blocks m length"]]]:
+        """Every piece with its columns; the next piece is loaded while the caller works on this one."""
         if self.in_place:
             for piece in pieces:
                 yield piece, piece.split_columns(self.load(piece.columns))
@@ -53,35 +179,37 @@ class Pages:
                 yield _loaded(waiting)
 
     def load(self, columns: slice) -> Float[Tensor, "m columns"]:
-        """The columns, on the device: a view where the matrix is there already, a copy where it is not."""
+        """The columns, on the device: a view if the matrix is there already, else a copy."""
         self._check_unchanged()
-        start, stop = columns.start - self.first, columns.stop - self.first
-        if isinstance(self.source, GradientFile):
-            return self.source.read_columns(start, stop).to(self.device)
-        return self.source[:, start:stop].to(self.device, non_blocking=True)
+        if isinstance(self.source, Tensor):
+            return self.source[:, columns].to(self.device, non_blocking=True)
+        return self.source.load(columns.start, columns.stop).to(self.device)
 
     def gather(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "m n"]:
         """Single columns, on the device."""
         self._check_unchanged()
-        indices = indices - self.first
-        if isinstance(self.source, GradientFile):
-            return self.source.gather_columns(indices).to(self.device)
-        return self.source[:, indices.to(self.source.device)].to(self.device)
+        if isinstance(self.source, Tensor):
+            return self.source[:, indices.to(self.source.device)].to(self.device)
+        return self.source.gather(indices).to(self.device)
 
-    def raise_for_rows(self) -> NoReturn:
-        """Says which rows are to blame for a sum that is not finite."""
-        _raise_for(self.row_squares())
-
-    def row_squares(self) -> Float[Tensor, " m"]:
-        """The squared norm of every row."""
+    def raise_for_rows(self, reduce: Reduce | None = None) -> NoReturn:
+        """Raises the ValueError that names the rows to blame for a sum that is not finite."""
         squares = torch.zeros(self.shape[0], dtype=torch.float64, device=self.device)
-        end = self.first + self.shape[1]
-        for start in range(self.first, end, COLUMNS):
-            squares += self.load(slice(start, min(start + COLUMNS, end))).double().square().sum(1)
-        return squares
+        for piece in Run(0, self.shape[1], 1).pieces(max(1, BLOCK_PIECE // self.shape[0])):
+            squares += self.load(piece.columns).double().square().sum(1)
+        squares = squares if reduce is None else reduce(squares)
+        bad = (~torch.isfinite(squares)).nonzero()[:, 0].tolist()
+        if not bad:
+            raise ValueError(
+                'the gradients are too large to be squared in float32; use precision="auto", or scale them down'
+            )
+        raise ValueError(
+            f"gradients that are not finite (or too large to be squared) in {len(bad)} of {len(squares)} rows, the "
+            f"first in row {bad[0]}; leave these out: a single one would spoil every answer"
+        )
 
     def accept_changes(self) -> None:
-        """Takes the present content as meant: after we have written to it ourselves."""
+        """Call this after writing to the source on purpose."""
         self._version = _version(self.source)
 
     def _check_unchanged(self) -> None:
@@ -92,81 +220,14 @@ class Pages:
             )
 
 
-class SpreadPages:
-    """The pages of several devices, each of which computes on a share of the columns.
-
-    Pieces come on the device that has them; single columns, and whatever is summed, on the first one.
-
-    Args:
-        pages: of every device.
-        ends: the columns behind the last one of each.
-    """
-
-    def __init__(self, pages: Sequence[Pages], ends: Sequence[int]):
-        self._pages = list(pages)
-        self._ends = list(ends)
-        self.device = pages[0].device
-        self.dtype: torch.dtype = pages[0].dtype
-        self.shape: tuple[int, int] = (pages[0].shape[0], self._ends[-1])
-
-    @property
-    def in_place(self) -> bool:
-        """Whether pieces are views of the source's own memory, everywhere."""
-        return all(pages.in_place for pages in self._pages)
-
-    def stream(self, pieces: Iterator[Piece]) -> Iterator[tuple[Piece, Float[Tensor, "blocks m length"]]]:
-        """Every slice of a block with its columns; it is cut where it goes from one device to the next."""
-        cut = ((index, part) for piece in pieces for index, part in self._cut(piece))
-        for index, parts in groupby(cut, key=lambda pair: pair[0]):
-            yield from self._pages[index].stream(part for _, part in parts)
-
-    def gather(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "m n"]:
-        """Single columns."""
-        out = torch.empty(self.shape[0], len(indices), dtype=self.dtype, device=self.device)
-        owner = torch.bucketize(indices, torch.tensor(self._ends, device=indices.device), right=True)
-        for index, pages in enumerate(self._pages):
-            inside = owner == index
-            out[:, inside.to(self.device)] = pages.gather(indices[inside]).to(self.device)
-        return out
-
-    def raise_for_rows(self) -> NoReturn:
-        """Says which rows are to blame for a sum that is not finite."""
-        _raise_for(torch.stack([pages.row_squares().to(self.device) for pages in self._pages]).sum(0))
-
-    def accept_changes(self) -> None:
-        """Takes the present content as meant: after we have written to it ourselves."""
-        for pages in self._pages:
-            pages.accept_changes()
-
-    def _cut(self, piece: Piece) -> Iterator[tuple[int, Piece]]:
-        start = 0
-        for index, end in enumerate(self._ends):
-            first, last = max(start, piece.start), min(end, piece.stop)
-            if first < last:
-                yield index, Piece(piece.first, piece.last, first, last)
-            start = end
-
-
-def _raise_for(squares: Float[Tensor, " m"]) -> NoReturn:
-    bad = (~torch.isfinite(squares)).nonzero()[:, 0].tolist()
-    if not bad:
-        raise ValueError(
-            'the gradients are too large to be squared in float32; use precision="auto", or scale them down'
-        )
-    raise ValueError(
-        f"gradients that are not finite (or too large to be squared) in {len(bad)} of {len(squares)} rows, the "
-        f"first in row {bad[0]}; leave these out: one of them would spoil every answer"
-    )
-
-
 def _loaded(waiting: list[tuple[Piece, "Future[Tensor]"]]) -> tuple[Piece, Tensor]:
-    """The first of the pieces that were asked for, which nobody but the caller holds from then on."""
+    """Takes the first piece off the list, so that only the caller holds it."""
     piece, future = waiting.pop(0)
     return piece, piece.split_columns(future.result())
 
 
-def _version(source: Tensor | GradientFile) -> int | None:
-    """A counter that changes when the tensor is written to; None where there is none."""
-    if isinstance(source, GradientFile) or source.is_inference():
+def _version(source: Tensor | ColumnSource) -> int | None:
+    """A counter that changes when a tensor is written to; None if there is none."""
+    if not isinstance(source, Tensor) or source.is_inference():
         return None
     return source._version

@@ -1,33 +1,28 @@
-"""Parameters as an optimizer of torch has them: in groups, by name, and the states that were saved of them."""
+"""Parameters in groups, as every torch optimizer has them: names, masks, gradients, options, and saved states."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
-GROUP_OPTIONS = {"lr", "momentum", "nesterov", "weight_decay", "decoupled_weight_decay", "maximize"}
+from mfac.columns import local_gradients, local_pieces
+
+Groups = Sequence[Mapping[str, Any]]
 WINDOW_OPTIONS = {"num_grads", "damping", "normalize", "window", "masks", "update_every", "max_step_norm"}
 
 
-class _Listed(Optimizer):
-    """Parameters as torch sorts any form of them into groups."""
-
-
 def group_parameters(params: ParamsT, **defaults: Any) -> list[dict[str, Any]]:
-    """The groups that an optimizer of torch would make of `params`, which are tensors, named tensors or groups."""
-    return _Listed(params, defaults).param_groups
+    """The groups that a torch optimizer would make of tensors, named tensors or groups."""
+    return type("_Grouped", (Optimizer,), {})(params, defaults).param_groups
 
 
-def name_parameters(groups: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-    """{name: parameter} over all groups: the names that torch.optim was given, or the place in the order.
-
-    Raises:
-        ValueError: two parameters have the same name.
-    """
+def name_parameters(groups: Groups) -> dict[str, Tensor]:
+    """{name: parameter} over all groups: the names that were given, or "parameter i"."""
     names: dict[Tensor, str] = {}
     for group in groups:
-        for i, tensor in enumerate(group["params"]):  # torch only warns of one that is there twice
+        for i, tensor in enumerate(group["params"]):  # torch only warns of duplicates
             names.setdefault(tensor, group["param_names"][i] if "param_names" in group else f"parameter {len(names)}")
     named = {name: tensor for tensor, name in names.items()}
     for tensor, name in names.items():
@@ -37,11 +32,7 @@ def name_parameters(groups: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
 
 
 def name_masks(masks: Mapping[Any, Tensor] | None, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Masks by name, whether they were given by name or by parameter.
-
-    Raises:
-        ValueError: a key is no parameter of the optimizer, or a mask no tensor.
-    """
+    """Masks by name, whether they were given by name or by parameter."""
     if masks is not None and not isinstance(masks, Mapping):
         raise ValueError(f"masks must be {{parameter or name: bool tensor}}, not {type(masks).__name__}")
     names = {tensor: name for name, tensor in named.items()}
@@ -50,53 +41,77 @@ def name_masks(masks: Mapping[Any, Tensor] | None, named: Mapping[str, Tensor]) 
         name = names.get(key, "") if isinstance(key, Tensor) else key
         if name not in named:
             label = f"a tensor of shape {tuple(key.shape)}" if isinstance(key, Tensor) else repr(key)
-            known = "give the optimizer model.named_parameters() to use names"
-            known = known if all(n.startswith("parameter ") for n in named) else f"it has {', '.join(list(named)[:5])}"
-            raise ValueError(f"masks: {label} is not a parameter of the optimizer; {known}")
+            hint = "give the optimizer model.named_parameters() to use names"
+            hint = hint if all(n.startswith("parameter ") for n in named) else f"it has {', '.join(list(named)[:5])}"
+            raise ValueError(f"masks: {label} is not a parameter of the optimizer; {hint}")
         if not isinstance(mask, Tensor):
             raise ValueError(f"masks: {name!r} needs a bool tensor (True = kept), not {type(mask).__name__}")
         found[name] = mask
     return found
 
 
-def read_state(
-    state_dict: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]
-) -> tuple[Mapping[str, Any], dict[Tensor, dict[str, Any]]]:
-    """What `shared_state` gave, and {parameter: its entry}, of the saved state of an optimizer with these groups.
+def gradients_of(groups: Groups) -> dict[Tensor, Tensor]:
+    """{parameter: its gradient}, negated in groups that maximize, plus the weight decay that is not decoupled."""
+    gradients: dict[Tensor, Tensor] = {}
+    for group in groups:
+        params = [tensor for tensor in group["params"] if tensor.grad is not None]
+        found = local_gradients(params)
+        if any(gradient.is_sparse for gradient in found):
+            sparse = [n for n, t in name_parameters(groups).items() if t.grad is not None and t.grad.is_sparse]
+            raise RuntimeError(
+                f"sparse gradients are not supported, and {', '.join(sparse)} has one; build the embedding with "
+                "sparse=False"
+            )
+        if group.get("maximize") and found:
+            found = list(torch._foreach_neg(found))
+        if group.get("weight_decay") and not group.get("decoupled_weight_decay", True) and found:
+            found = [gradient.to(torch.promote_types(gradient.dtype, torch.float32)) for gradient in found]
+            found = list(torch._foreach_add(found, local_pieces(params), alpha=group["weight_decay"]))
+        gradients.update(zip(params, found, strict=True))
+    return gradients
 
-    Raises:
-        ValueError: there is no window in it, or the groups are not those.
-    """
+
+def check_group(group: Mapping[str, Any]) -> None:
+    """Raises ValueError for an option out of its range, or one that belongs to the whole window."""
+    misplaced = WINDOW_OPTIONS & set(group)
+    if misplaced:
+        raise ValueError(f"{', '.join(sorted(misplaced))}: one for all groups; pass it to the optimizer, not a group")
+    lr, momentum = group["lr"], group.get("momentum", 0.0)
+    if isinstance(lr, Tensor) and lr.numel() != 1:
+        raise ValueError(f"lr must be a number or a tensor of one element, not one of {lr.numel()}")
+    if not float(lr) >= 0:
+        raise ValueError(f"lr must be 0 or more, not {lr}")
+    if not 0 <= momentum < 1:
+        raise ValueError(f"momentum must be at least 0 and below 1, not {momentum}")
+    if not group["weight_decay"] >= 0:
+        raise ValueError(f"weight_decay must be 0 or more, not {group['weight_decay']}")
+    if group.get("nesterov") and not momentum:
+        raise ValueError("nesterov needs a momentum, and momentum is 0; pass one, for instance 0.9")
+
+
+def read_state(state_dict: Mapping[str, Any], groups: Groups) -> tuple[dict[str, Any], dict[Tensor, dict[str, Any]]]:
+    """The window's shared state and {parameter: its entries}, from the state dict of an optimizer with these groups."""
     saved, state = state_dict.get("param_groups", ()), state_dict.get("state", {})
-    entries = {i: _entry(state, i) for group in saved for i in group["params"]}
+    keys = [key for group in saved for key in group["params"]]
+    # torch.distributed.checkpoint returns what is not a tensor under str(key), and leaves the old value where it was.
+    entries = {key: _merged(state.get(key, {}), state.get(str(key), {})) for key in keys}
     windows = [entry["window"] for entry in entries.values() if "window" in entry]
     if len(windows) != 1:
-        raise ValueError(
-            "this is not a state of MFAC: it has no window of gradients; was it saved by another optimizer?"
-        )
+        raise ValueError("this state has no window of gradients, so another optimizer saved it; load one of this class")
     _check_groups(saved, groups)
-    places = zip((i for group in saved for i in group["params"]), (t for g in groups for t in g["params"]), strict=True)
-    return windows[0], {tensor: entries[i] for i, tensor in places if entries[i]}
+    tensors = [tensor for group in groups for tensor in group["params"]]
+    return windows[0], {tensor: entries[key] for key, tensor in zip(keys, tensors, strict=True) if entries[key]}
 
 
-def _entry(state: Mapping[Any, Any], place: Any) -> dict[str, Any]:
-    """What a state has for one parameter."""
-    entry, rest = state.get(place, {}), state.get(str(place), {})
-    # torch.distributed.checkpoint gives back what is no tensor under str(place), and leaves the old value where it was.
-    return _merged(entry, rest)
+def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    merged = {**old, **new}
+    for key in old.keys() & new.keys():
+        if isinstance(old[key], Mapping) and isinstance(new[key], Mapping):
+            merged[key] = _merged(old[key], new[key])
+    return merged
 
 
-def _merged(some: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Both, the second one's where it is in both, and dicts entry by entry."""
-    both = {**some, **others}
-    for key in some.keys() & others.keys():
-        if isinstance(some[key], Mapping) and isinstance(others[key], Mapping):
-            both[key] = _merged(some[key], others[key])
-    return both
-
-
-def _check_groups(saved: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> None:
-    """Refuses a state whose groups of parameters are not those of the optimizer, as far as sizes and names tell."""
+def _check_groups(saved: Groups, groups: Groups) -> None:
     there, here = ([len(group["params"]) for group in each] for each in (saved, groups))
     if there != here:
         raise ValueError(
@@ -107,29 +122,6 @@ def _check_groups(saved: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[s
         for name, present in zip(theirs.get("param_names", ()), ours.get("param_names", ()), strict=False):
             if name != present:
                 raise ValueError(
-                    f"the state was saved with {name!r} where this optimizer has {present!r}; give the parameters in "
-                    "the order in which they were when it was saved"
+                    f"the state was saved with {name!r} where this optimizer has {present!r}; pass the parameters in "
+                    "the order in which they were saved"
                 )
-
-
-def group_options(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What groups are made with, in numbers that all ranks can compare."""
-    numbers = [{name: group[name] for name in sorted(GROUP_OPTIONS)} for group in groups]
-    return [{**options, "lr": float(options["lr"])} for options in numbers]
-
-
-def check_group(group: Mapping[str, Any]) -> None:
-    """Raises ValueError for an option out of its range, or one that belongs to the whole window."""
-    misplaced = WINDOW_OPTIONS & set(group)
-    if misplaced:
-        raise ValueError(f"{', '.join(sorted(misplaced))}: one for the whole window; pass it to MFAC, not to a group")
-    if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
-        raise ValueError(f"lr must be a number or a tensor of one element, not one of {group['lr'].numel()}")
-    if not float(group["lr"]) >= 0:
-        raise ValueError(f"lr must be 0 or more, not {group['lr']}")
-    if not 0 <= group["momentum"] < 1:
-        raise ValueError(f"momentum must be at least 0 and below 1, not {group['momentum']}")
-    if not group["weight_decay"] >= 0:
-        raise ValueError(f"weight_decay must be 0 or more, not {group['weight_decay']}")
-    if group["nesterov"] and not group["momentum"]:
-        raise ValueError("nesterov looks ahead of a momentum, and momentum is 0; give one, for instance 0.9")

@@ -1,9 +1,9 @@
-"""When float32 products are good enough, judged from the m x m matrices, which are always in float64.
+"""Every decision about float32 and float64, made from the m x m matrices, which are always in float64.
 
-A product in float32 is wrong by about eps · ‖x‖/λ, and what is promised is relative to ‖F⁻¹x‖. The worst ratio of the
-two is the condition number of F, at most ‖S‖/(mλ) with S = mλI + GGᵀ. So any product is safe while eps · ‖S‖/(mλ) is
-small. The push-through step S⁻¹e_k, of a gradient that is in the window, subtracts nothing from x and needs less: its
-errors grow with the `sensitivity` below, which sees how collinear the rows are and not how large.
+A product in float32 has an error of about eps · ‖x‖/λ, and what is promised is relative to ‖F⁻¹x‖. The worst ratio of
+the two is the condition number of F, at most ‖S‖/(mλ) with S = mλI + GGᵀ. So any product is safe while eps · ‖S‖/(mλ)
+is small. The push-through step S⁻¹e_k, of a gradient in the window, subtracts nothing from x and needs less: its errors
+grow with the `sensitivity` below, which depends on how collinear the rows are and not on how large they are.
 """
 
 import math
@@ -31,22 +31,49 @@ def check_precision(precision: str) -> None:
         raise ValueError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, not {precision!r}")
 
 
-def largest_eigenvalue(shift: float) -> float:
-    """The largest of K up to which float32 products keep the promise."""
-    return PRODUCT_TOLERANCE / EPS32 * shift
+def answer_dtype(stored: torch.dtype) -> torch.dtype:
+    """The dtype of answers that have no vector to take it from."""
+    return torch.float64 if stored == torch.float64 else torch.float32
+
+
+def product_dtype(precision: Precision, *involved: torch.dtype) -> torch.dtype:
+    """The dtype in which products with G start: the one asked for, or the widest of the dtypes involved."""
+    if precision != "auto":
+        return torch.float64 if precision == "float64" else torch.float32
+    return torch.float64 if torch.float64 in involved else torch.float32
+
+
+def vector_dtype(products: torch.dtype, vector: torch.dtype) -> torch.dtype:
+    """The dtype of a product with a vector: a float64 vector gets a float64 answer."""
+    return torch.float64 if vector == torch.float64 else products
 
 
 def float32_holds(K: Float[Tensor, "*blocks m m"], shift: float) -> bool:
     """Whether float32 products keep F⁻¹x to the promise for every x; False for matrices that are not finite."""
-    limit = largest_eigenvalue(shift)
+    largest = PRODUCT_TOLERANCE / EPS32 * shift
     # Two bounds of the largest eigenvalue: the first is cheaper, the second closer for rows of mixed directions.
-    if bool(torch.linalg.matrix_norm(K).max() <= limit):
+    if bool(torch.linalg.matrix_norm(K).max() <= largest):
         return True
-    return bool(K.abs().sum(-1).max() <= limit)
+    return bool(K.abs().sum(-1).max() <= largest)
+
+
+def needs_float64(precision: Precision, dtype: torch.dtype, K: Float[Tensor, "*blocks m m"], shift: float) -> bool:
+    """Whether products that are made in `dtype` so far must go over to float64."""
+    return precision == "auto" and dtype == torch.float32 and not float32_holds(K, shift)
+
+
+def step_dtype(precision: Precision, sensitive: bool, *involved: torch.dtype) -> torch.dtype:
+    """The dtype of products that only enter the push-through form."""
+    return product_dtype(precision, *involved, torch.float64 if sensitive else torch.float32)
+
+
+def is_sensitive(sensitivity: float, before: bool) -> bool:
+    """Whether steps need float64; going back to float32 takes a sensitivity well below the limit."""
+    return not sensitivity < (SENSITIVITY_LIMIT / 4 if before else SENSITIVITY_LIMIT)
 
 
 def sensitivity(collinearity: float, terms: float, total: float) -> float:
-    """By how much relative errors of products with G can grow in the step Gᵀc, c = S⁻¹e_k; 1 for orthogonal rows.
+    """How much relative errors of products with G can grow in the step Gᵀc, c = S⁻¹e_k; 1 for orthogonal rows.
 
     The geometric mean of two things: the collinearity, by which errors of K grow in c, and terms/total, by which the
     terms of Gᵀc cancel.

@@ -1,13 +1,14 @@
-"""Blocks of no more weights than there are gradients: worked in the primal, where the matrices are B x B."""
+"""Blocks of at most as many weights as there are gradients: worked in the primal, where the matrices are B x B."""
+
+from collections.abc import Iterator
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from mfac import memory, products, woodbury
-from mfac.blocks import Run
-from mfac.pages import Pages
-from mfac.precision import float32_holds
+from mfac import products, woodbury
+from mfac.pages import BLOCK_PIECE, Pages, Run
+from mfac.precision import Precision, needs_float64, product_dtype
 
 
 class PrimalBlocks:
@@ -23,10 +24,11 @@ class PrimalBlocks:
         self.run = run
         self._damping = damping
         self._L = factors
+        self._step = max(1, BLOCK_PIECE // run.length**2)  # blocks that stay in cache
 
     @classmethod
     def from_sums(cls, run: Run, fisher: Float[Tensor, "blocks b b"], damping: float) -> "PrimalBlocks":
-        """From the undamped Fisher matrices G_bᵀ C G_b."""
+        """From the undamped Fisher blocks G_bᵀ C G_b."""
         return cls(run, woodbury.factor(fisher, damping), damping)
 
     @classmethod
@@ -34,17 +36,16 @@ class PrimalBlocks:
         cls,
         run: Run,
         pages: Pages,
-        weights: Float[Tensor, " m"] | None,
         damping: float,
-        columns: int,
-        dtype: torch.dtype,
-        auto: bool,
+        precision: Precision = "auto",
+        weights: Float[Tensor, " m"] | None = None,
     ) -> "PrimalBlocks":
-        """From G, in one pass; each piece in `dtype`, or (`auto`) in float64 where float32 is not safe."""
-        L = memory.empty(run.count, run.length, run.length, dtype=torch.float64, device=pages.device).transpose(1, 2)
-        for piece, rows in pages.stream(run.pieces(max(columns, run.length))):
+        """From G, in one pass; with "auto", in float64 for those pieces where float32 is not safe."""
+        L = torch.empty(run.count, run.length, run.length, dtype=torch.float64, device=pages.device).transpose(1, 2)
+        dtype = product_dtype(precision, pages.dtype)
+        for piece, rows in pages.stream(run.pieces(max(pages.columns_at_once(run), run.length))):
             fisher = _weighted_gram(rows.transpose(1, 2), weights, dtype)
-            if auto and dtype == torch.float32 and not float32_holds(fisher, damping):
+            if needs_float64(precision, dtype, fisher, damping):
                 fisher = _weighted_gram(rows.transpose(1, 2), weights, torch.float64)
             if not bool(torch.isfinite(fisher.diagonal(dim1=1, dim2=2)).all()):
                 pages.raise_for_rows()
@@ -67,7 +68,7 @@ class PrimalBlocks:
     def diagonal(self) -> Float[Tensor, " n"]:
         """[F⁻¹]_ii = Σ_k [L⁻¹]_ki²: nothing is subtracted."""
         parts = []
-        for L in self._L.split(max(1, products.TILE // self.run.length**2)):  # few enough to stay in cache
+        for L in self._L.split(self._step):
             squares = woodbury.inverse_factor(L).square_().sum(1)
             least = L.square().sum(2).reciprocal()
             parts.append(squares.maximum(least).clamp_max(1 / self._damping).flatten())
@@ -75,29 +76,60 @@ class PrimalBlocks:
 
     def elements(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         """[F⁻¹]_ij of entries counted from the run's start; zero between blocks."""
-        length = self.run.length
-        out = torch.zeros(len(rows), dtype=torch.float64, device=self._L.device)
-        same = (rows // length == columns // length).nonzero()[:, 0]
-        for chosen in same.split(max(1, products.TILE // length**2)):
-            units = torch.zeros(len(chosen), length, 2, dtype=torch.float64, device=out.device)
-            each = torch.arange(len(chosen), device=out.device)
-            units[each, rows[chosen] % length, 0] = 1
-            units[each, columns[chosen] % length, 1] = 1
-            out[chosen] = woodbury.half_solve(self._L[rows[chosen] // length], units).prod(-1).sum(-1)
-        return out
+
+        def whitened(blocks: Int[Tensor, " k"], places: Int[Tensor, "k q"]) -> Float[Tensor, "k b q"]:
+            units = torch.zeros(len(blocks), self.run.length, places.shape[1], dtype=torch.float64, device=self.device)
+            return woodbury.half_solve(self._L[blocks], units.scatter_(1, places[:, None], 1.0))
+
+        return products.pair_products(rows, columns, self.run.length, self._step, whitened)
 
     def logdet(self) -> Float[Tensor, ""]:
         """log det F⁻¹."""
         return -woodbury.log_det(self._L).sum()
 
     def refactor(self, damping: float) -> None:
-        """Makes it right for another damping, from the factors alone."""
+        """Changes the damping, from the factors alone."""
         fisher = self._L @ self._L.transpose(1, 2)
         fisher.diagonal(dim1=1, dim2=2).sub_(self._damping)
-        self._L = woodbury.factor(fisher, damping)
+        self._L = woodbury.factor(fisher, damping, overwrite=True)
         self._damping = damping
 
-    def _split(self, x: Float[Tensor, "n *k"]) -> Float[Tensor, "blocks b *k"]:
+    def joint_removal(
+        self, theta: Float[Tensor, " n"], removed: Bool[Tensor, " n"]
+    ) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]:
+        """δ = −θ on the removed weights and F_RR⁻¹ F_RQ θ_Q on the kept ones, and ½ δᵀFδ."""
+        blocks = self._L.split(self._step), self._split(theta).split(self._step), self._split(removed).split(self._step)
+        results = [woodbury.primal_removal(L @ L.transpose(1, 2), t, r) for L, t, r in zip(*blocks, strict=True)]
+        return torch.cat([delta.flatten() for delta, _ in results]), torch.cat([cost for _, cost in results]).sum()
+
+    def cost(self, delta: Float[Tensor, " n"]) -> Float[Tensor, ""]:
+        """½ δᵀFδ = ½ ‖Lᵀδ‖²."""
+        return torch.einsum("bij,bi->bj", self._L, self._split(delta)).square().sum() / 2
+
+    def inverses(self) -> Iterator[tuple[slice, Float[Tensor, "blocks b b"]]]:
+        """F⁻¹ of the blocks, dense, some blocks at a time."""
+        for first in range(0, self.run.count, self._step):
+            blocks = slice(first, min(first + self._step, self.run.count))
+            yield blocks, torch.cholesky_inverse(self._L[blocks])
+
+    def group_costs(self, theta: Float[Tensor, " n"], ids: Int[Tensor, " n"], count: int) -> Float[Tensor, " count"]:
+        """½ θ_Qᵀ([F⁻¹]_QQ)⁻¹θ_Q of `count` groups, `ids` being each weight's group; summed over a group's blocks."""
+        out = theta.new_zeros(count)
+        for blocks, inverse in self.inverses():
+            weights, groups = self._split(theta)[blocks], self._split(ids)[blocks]
+            position = torch.arange(groups.numel(), device=ids.device)
+            keys, table, _, _ = products.grouped(position // self.run.length * count + groups.flatten(), position)
+            for key, chosen in zip(keys.split(self._step), table.split(self._step), strict=True):
+                absent, places = chosen < 0, chosen.clamp_min(0) % self.run.length
+                inner = inverse[(key // count)[:, None, None], places[:, :, None], places[:, None, :]]
+                inner = inner.masked_fill(absent[:, :, None] | absent[:, None, :], 0.0)
+                inner.diagonal(dim1=1, dim2=2).add_(absent.double())
+                theta_Q = weights.flatten()[chosen.clamp_min(0)].masked_fill(absent, 0.0)
+                x = woodbury.solve(woodbury.factor(inner, 0.0, overwrite=True), theta_Q)
+                out.index_add_(0, key % count, 0.5 * (theta_Q * x).sum(-1))
+        return out
+
+    def _split(self, x: Shaped[Tensor, "n *k"]) -> Shaped[Tensor, "blocks b *k"]:
         return x.unflatten(0, (self.run.count, self.run.length))
 
 

@@ -5,24 +5,23 @@ to stay in cache, so that a pass still reads G from memory once and allocates no
 in an m-vector or an m x m matrix leaves in float64.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-TILE = 1 << 20  # numbers in a converted tile: 8 MiB in float64
+TILE = 1 << 20  # numbers in a tile: 8 MiB in float64
 TILE_COLUMNS = 1 << 16  # long enough to read memory in order, short enough for many rows
-GRAM_COLUMNS = 1 << 14  # a Gram matrix sums over its columns, and likes them long
-WHITEN_COLUMNS = 1 << 12  # whitened columns go out again
-LEAST_COLUMNS = 1 << 9  # of a tile that is whitened, and should not leave the cache before it is squared
+GRAM_COLUMNS = 1 << 14  # a Gram matrix sums over columns, so long tiles are good
+WHITEN_COLUMNS = 1 << 11  # a whitened tile should still be in cache when it is squared
 # Row blocks of symmetric and triangular products, whose upper halves are never computed.
-ROW_BLOCKS, LEAST_ROWS, WHITEN_ROWS = 4, 128, 256
+ROW_BLOCKS, LEAST_ROWS = 4, 128
 
 
 def project(G: Float[Tensor, "*blocks m d"], x: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
     """G x, computed in `dtype` from G as stored, returned in float64."""
-    x = x if x.dtype == dtype else x.to(dtype)  # asking `to` for nothing takes time too
+    x = x if x.dtype == dtype else x.to(dtype)  # `to` takes time even when it has nothing to do
     if G.ndim == 3:
         if len(G) == 1:
             return project(G[0], x[0], dtype)[None]
@@ -52,7 +51,7 @@ def combine(G: Float[Tensor, "*blocks m d"], a: Float[Tensor, "..."], dtype: tor
 
 
 def gram(G: Float[Tensor, "*blocks m d"], dtype: torch.dtype) -> Float[Tensor, "*blocks m m"]:
-    """G Gᵀ, computed in `dtype`, summed and returned in float64; half of it, mirrored, where m is large."""
+    """G Gᵀ, computed in `dtype`, summed and returned in float64; for large m half of it, mirrored."""
     if G.ndim == 3 and len(G) > 1:
         G = G.to(dtype)
         return torch.bmm(G, G.transpose(1, 2)).double()
@@ -69,24 +68,31 @@ def gram(G: Float[Tensor, "*blocks m d"], dtype: torch.dtype) -> Float[Tensor, "
     return K.tril() + K.tril(-1).T
 
 
-def whitened_squares(
-    Linv: Float[Tensor, "*blocks m m"], G: Float[Tensor, "*blocks m d"], dtype: torch.dtype
-) -> Float[Tensor, "*blocks d"]:
-    """Column sums of W², W = L⁻¹ G: W is made a tile at a time and not kept."""
-    if G.ndim == 3 and len(G) > 1:
-        return torch.bmm(Linv.to(dtype), G.to(dtype)).square_().sum(-2).double()
-    if G.ndim == 3:
-        return whitened_squares(Linv[0], G[0], dtype)[None]
-    Linv, (m, d) = Linv.to(dtype), G.shape
-    total = torch.zeros(d, dtype=torch.float64, device=G.device)
-    width = min(d, max(LEAST_COLUMNS, TILE // m))
-    W = torch.empty(m * width, dtype=dtype, device=G.device)
-    for columns, sums in zip(G.split(width, dim=1), total.split(width), strict=True):
-        part = W[: columns.numel()].view_as(columns)
-        _multiply_lower(Linv, columns.to(dtype), out=part)
-        for rows in part.split(WHITEN_ROWS):
-            sums += rows.square_().sum(0)
-    return total
+def squares(
+    L: Float[Tensor, "*blocks m m"],
+    X: Float[Tensor, "*blocks m d"],
+    weights: Float[Tensor, " m"] | None,
+    dtype: torch.dtype,
+) -> tuple[Float[Tensor, "*blocks d"], Float[Tensor, "*blocks d"]]:
+    """Column sums of (L X)² for a lower triangular L, and of X² with a weight per row; L X is never kept."""
+    if X.ndim == 3 and len(X) > 1:
+        X = X.to(dtype)
+        return torch.bmm(L.to(dtype), X).square_().sum(-2).double(), _weighted(X.square(), weights)
+    if X.ndim == 3:
+        product, plain = squares(L[0], X[0], weights, dtype)
+        return product[None], plain[None]
+    L, (m, d) = L.to(dtype), X.shape
+    of_product, of_X = torch.empty(2, d, dtype=torch.float64, device=X.device)
+    width = max(1, min(d, WHITEN_COLUMNS, TILE // m))
+    held, made = torch.empty(2, m * width, dtype=dtype, device=X.device)
+    for left in range(0, d, width):
+        columns = slice(left, min(left + width, d))
+        tile = held[: m * (columns.stop - left)].view(m, -1).copy_(X[:, columns])
+        LX = made[: tile.numel()].view_as(tile)
+        _multiply_lower(L, tile, out=LX)
+        of_product[columns] = LX.square_().sum(0)
+        of_X[columns] = _weighted(tile.square_(), weights)
+    return of_product, of_X
 
 
 def whiten_(
@@ -100,21 +106,54 @@ def whiten_(
     Linv = Linv.to(dtype)
     for columns in G.split(WHITEN_COLUMNS, dim=1):
         # From the last rows up: row block i needs only the rows before it, which are still those of G.
-        for rows in reversed(list(_row_blocks(len(G), WHITEN_ROWS))):
+        for rows in reversed(list(_row_blocks(len(G), 2 * LEAST_ROWS))):
             columns[rows] = Linv[rows, : rows.stop] @ columns[: rows.stop].to(dtype)
     return G
 
 
-def column_squares(
-    G: Float[Tensor, "*blocks m d"], weights: Float[Tensor, " m"] | None, dtype: torch.dtype
-) -> Float[Tensor, "*blocks d"]:
-    """Column sums of G², each row weighted; the diagonal of Gᵀ diag(weights) G, in float64."""
-    total = torch.zeros(*G.shape[:-2], G.shape[-1], dtype=torch.float64, device=G.device)
-    buffer = torch.empty(G[..., :WHITEN_COLUMNS].numel(), dtype=dtype, device=G.device)
-    for columns, sums in zip(G.split(WHITEN_COLUMNS, dim=-1), total.split(WHITEN_COLUMNS, dim=-1), strict=True):
-        squares = buffer[: columns.numel()].view(columns.shape).copy_(columns).square_()
-        sums += squares.sum(-2) if weights is None else torch.einsum("...md,m->...d", squares, weights.to(dtype))
-    return total
+def pair_products(
+    rows: Int[Tensor, " n"],
+    columns: Int[Tensor, " n"],
+    length: int,
+    step: int,
+    whitened: Callable[[Int[Tensor, " k"], Int[Tensor, "k q"]], Float[Tensor, "k r q"]],
+) -> Float[Tensor, " n"]:
+    """W_i · W_j for pairs of columns (i, j) of blocks of `length` columns; zero between blocks.
+
+    Args:
+        rows: i.
+        columns: j.
+        length: of a block.
+        step: pairs worked on at once.
+        whitened: (blocks, columns of each block) -> those columns of W; each column is asked for once per step.
+    """
+    out = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
+    same = (rows // length == columns // length).nonzero()[:, 0]
+    same = same[rows[same].argsort(stable=True)]
+    for chosen in same.split(step) if len(same) else ():
+        wanted, where = torch.stack((rows[chosen], columns[chosen])).unique(return_inverse=True)
+        blocks, table, row, place = grouped(wanted // length, wanted % length)
+        W = whitened(blocks, table.clamp_min(0))[row, :, place]
+        out[chosen] = (W[where[0]] * W[where[1]]).sum(-1)
+    return out
+
+
+def grouped(
+    keys: Int[Tensor, " n"], values: Int[Tensor, " n"]
+) -> tuple[Int[Tensor, " k"], Int[Tensor, "k q"], Int[Tensor, " n"], Int[Tensor, " n"]]:
+    """The values of each distinct key: (keys, table padded with −1, row of each value in it, place in that row)."""
+    distinct, row, lengths = torch.unique(keys, return_inverse=True, return_counts=True)
+    order, place = row.argsort(stable=True), torch.empty_like(row)
+    place[order] = torch.arange(len(row), device=row.device) - (lengths.cumsum(0) - lengths)[row[order]]
+    table = values.new_full((len(distinct), int(lengths.max())), -1)
+    table[row, place] = values
+    return distinct, table, row, place
+
+
+def _weighted(squared: Float[Tensor, "*blocks m d"], weights: Float[Tensor, " m"] | None) -> Float[Tensor, "*blocks d"]:
+    if weights is None:
+        return squared.sum(-2).double()
+    return torch.einsum("...md,m->...d", squared, weights.to(squared.dtype)).double()
 
 
 def _batched(A: Tensor, x: Tensor) -> Tensor:

@@ -1,52 +1,56 @@
 """The static operator: a fixed set of gradients, in full, in blocks, and paged through memory."""
 
+import hashlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mfac.blocks import FisherBlocks, block_runs
-from mfac.distributed.groups import Ranks
-from mfac.distributed.shares import column_shares
+from mfac.columns import ranks_of
 from mfac.dual import DualBlocks
+from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
 from mfac.inverse_fisher import InverseFisher, check_damping
-from mfac.precision import Precision, check_precision
+from mfac.memory import available_memory, gib
+from mfac.pages import Pages, Reduce, Run, block_runs
+from mfac.precision import Precision, answer_dtype, check_precision
 from mfac.primal import PrimalBlocks
-from mfac.spread_rows import BlockSums, SpreadRows
-from mfac.windows import as_devices
+
+Gradients = Tensor | GradientFile | FisherBlocks
+Blocks = DualBlocks | PrimalBlocks
 
 
 class StaticInverseFisher(InverseFisher):
     """F⁻¹ for F = λ I + (1/m) Σ g gᵀ over the rows g of a matrix, exactly.
 
-    The matrix is not copied: the operator reads it whenever it is asked something, and notices when it was changed.
-    Blocks of at most m weights are factored in the primal and need the matrix no more after that.
+    The matrix is not copied: the operator reads it for every answer, and notices if it was changed. Blocks of at most m
+    weights are factored in the primal and do not need the matrix after that.
 
     With a `process_group` each rank has some columns of all m rows, and `shape`, vectors and indices are of these:
-    `op @ x` takes and gives this rank's piece, `op[i, j]` is an element between two of its weights. All ranks build the
-    operator, and call its products, together. The full matrix sums m x m numbers when it is built and m numbers a
-    product; blocks live on one rank each, and send nothing.
+    `op @ x` takes and gives this rank's share, `op[i, j]` is an element between two of its weights. All ranks build the
+    operator, and call its products, together. The full matrix sums m x m numbers when it is built and m numbers per
+    product; each block lives on one rank, and sends nothing.
 
     Args:
-        grads: the gradients [m, d], a tensor or a `GradientFile`; or `FisherBlocks`, summed up before.
+        grads: the gradients [m, d], a tensor or a `GradientFile`; or `FisherBlocks`.
         damping: λ.
         block_size: keep only diagonal blocks of F of this many weights; None: the full matrix.
         sizes: lengths of the tensors whose weights lie side by side; no block straddles two of them.
         row_weights: c [m], for F = λ I + Σ c_i g_i g_iᵀ; None: 1/m each.
         device: where to compute; None: where the gradients are.
-        devices: compute on several, each with a share of the columns; vectors are expected on the first.
         page_size: leave the gradients where they are and bring this many columns at a time to `device`.
         overwrite: the memory of `grads` may be used: single elements then cost O(m) instead of O(m²), and `grads` is
-            not what it was. It is left alone where its dtype could not hold what would be put there.
+            overwritten. It is left alone if its dtype could not hold the result.
         precision: of products with G: "float32", "float64", or "auto": float32 where that is safe.
-        process_group: whose ranks have the columns of one matrix; see `column_shares` and `collect_gradients`.
+        process_group: the ranks that share the columns; see `column_shares` and `collect_gradients`.
 
     Raises:
         ValueError: an argument that does not fit the others, or gradients that are not finite; on every rank.
-        MemoryError: what has to be allocated is more than there is.
+        MemoryError: not enough memory for what has to be allocated.
         torch.linalg.LinAlgError: the damping is too small for the gradients, even in float64.
     """
 
@@ -60,58 +64,49 @@ class StaticInverseFisher(InverseFisher):
         sizes: Sequence[int] | None = None,
         row_weights: Float[Tensor, " m"] | None = None,
         device: torch.device | str | None = None,
-        devices: Sequence[torch.device | str] | None = None,
         page_size: int | None = None,
         overwrite: bool = False,
         precision: Precision = "auto",
         process_group: dist.ProcessGroup | None = None,
     ):
-        self._ranks = Ranks(process_group)
-        # The blocks of F are divided among the ranks, or the one block is shared by all and sums over them itself.
+        options = BlockOptions(block_size, sizes, row_weights, device, page_size, overwrite, precision)
+        self._ranks = None if process_group is None else ranks_of(process_group)
+        # Ranks share the one block of the full matrix, which sums over them itself; other blocks lie on one rank each.
         self._shared = block_size is None and not isinstance(grads, FisherBlocks)
-        source: SpreadRows | BlockSums
-        with self._ranks.together("building the operator"):
-            check_precision(precision)
-            check_damping(damping)
-            if isinstance(grads, FisherBlocks):
-                _refuse_for_sums(block_size, sizes, row_weights, page_size, overwrite, devices)
-                source = BlockSums(grads, torch.device(device or grads.device))
-            else:
-                _check_grads(grads, some=self._ranks.size == 1)
-                m, d = grads.shape
-                runs = block_runs(d, block_size, sizes)
-                places = as_devices(_device_of(grads) if device is None and devices is None else device, devices)
-                shares = column_shares([d] if sizes is None else sizes, len(places), block_size)
-                weights = _check_weights(row_weights, m, places[0])
-                source = SpreadRows.place(grads, places, shares, runs, weights, page_size, precision, overwrite)
-            super().__init__(source.dim, damping, source.answer_dtype, source.device)
-        self._num_grads = source.num_grads
-        self._ranks.agree_on({"damping": self.damping, "block_size": block_size, **source.describe()})
-        self._parts: list[DualBlocks | PrimalBlocks]
-        if self._shared and isinstance(source, SpreadRows):
-            self._parts = [source.full(self.damping, self._ranks)]
+        reduce = None
+        if self._ranks is None or self._ranks.size == 1:
+            options.check(grads, damping, least=1)
         else:
-            with self._ranks.together("building the blocks"):
-                self._parts = source.blocks(self.damping)
+            with self._ranks.together("building the operator"):
+                options.check(grads, damping)
+            self._ranks.agree_on({"damping": float(damping), **options.description(grads)})
+            reduce = self._ranks.sum_ if self._shared else None
+        with self._alone("building the blocks"):
+            self._blocks = build_blocks(grads, damping, options, reduce)
+        self._num_grads, dim = map(int, grads.shape)
+        dtype = torch.float32 if isinstance(grads, FisherBlocks) else answer_dtype(grads.dtype)
+        super().__init__(dim, damping, dtype, options.device_for(grads))
 
     @property
     def num_grads(self) -> int:
-        """m, the number of gradients."""
         return self._num_grads
 
     @torch.no_grad()
     def diagonal(self) -> Float[Tensor, " d"]:
         """[F⁻¹]_ii for every i, each between 1/F_ii and 1/λ."""
-        return self._joined([part.diagonal().to(self.device, self.dtype) for part in self._parts], self.dtype)
+        out = torch.empty(self._dim, dtype=self.dtype, device=self.device)
+        for blocks in self._blocks:
+            out[blocks.run.columns] = blocks.diagonal().to(self.dtype)
+        return out
 
     @torch.no_grad()
     def logdet(self) -> Float[Tensor, ""]:
         """log det F⁻¹, in float64; over all ranks."""
-        return self._over_blocks([part.logdet() for part in self._parts], ())
+        return self._over_blocks([blocks.logdet() for blocks in self._blocks], ())
 
     def to_dense(self) -> Float[Tensor, "d d"]:
-        """F⁻¹ as a d x d tensor; for people and tests, where d is small, and on one rank."""
-        if self._ranks.size > 1:
+        """F⁻¹ as a d x d tensor, if d is small; on one rank only."""
+        if self._ranks is not None and self._ranks.size > 1:
             raise ValueError(
                 "the operator has some columns on each rank, and no rank can have the dense matrix; use op @ x, "
                 "op.diagonal(), or op[i, j] between weights of this rank"
@@ -119,85 +114,177 @@ class StaticInverseFisher(InverseFisher):
         return super().to_dense()
 
     def _apply(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]:
-        return self._joined([part.apply(self._piece(x, part)).to(x.device) for part in self._parts], x.dtype, x)
-
-    def _quadratic_form(self, x: Float[Tensor, "d k"]) -> Float[Tensor, " k"]:
-        return self._over_blocks([part.quadratic_form(self._piece(x, part)) for part in self._parts], x.shape[1:])
-
-    def _elements(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
-        out = torch.zeros(len(rows), dtype=torch.float64, device=self.device)
-        for part in self._parts:
-            run = part.run
-            inside = (rows >= run.start) & (rows < run.stop) & (columns >= run.start) & (columns < run.stop)
-            pairs = ((index[inside] - run.start).to(part.device) for index in (rows, columns))
-            out[inside] = part.elements(*pairs).to(self.device)
+        out = torch.empty_like(x)
+        for blocks in self._blocks:
+            out[blocks.run.columns] = blocks.apply(x[blocks.run.columns])
         return out
 
-    def _piece(self, x: Tensor, part: "DualBlocks | PrimalBlocks") -> Tensor:
-        return x[part.run.start : part.run.stop].to(part.device)
+    def _quadratic_form(self, x: Float[Tensor, "d k"]) -> Float[Tensor, " k"]:
+        return self._over_blocks([b.quadratic_form(x[b.run.columns]) for b in self._blocks], x.shape[1:])
 
-    def _joined(self, pieces: list[Tensor], dtype: torch.dtype, like: Tensor | None = None) -> Tensor:
-        """The pieces of all parts; nothing, in the right shape, on a rank that has no block."""
-        if pieces:
-            return torch.cat(pieces)
-        return torch.empty(0, dtype=dtype, device=self.device) if like is None else torch.empty_like(like)
+    def _elements(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+        return elements(self._blocks, rows, columns)
 
     def _over_blocks(self, values: list[Tensor], shape: tuple[int, ...]) -> Tensor:
-        """The sum over all blocks, whichever rank has them."""
+        """The sum over all blocks of all ranks."""
         total = torch.zeros(shape, dtype=torch.float64, device=self.device)
         for value in values:
-            total += value.to(self.device)
-        return total if self._shared else self._ranks.sum_(total)
+            total += value
+        return total if self._shared or self._ranks is None else self._ranks.sum_(total)
+
+    def _alone(self, what: str) -> AbstractContextManager[None]:
+        """For what each rank does with its own blocks: if it fails on one rank, it fails on all of them."""
+        return nullcontext() if self._shared or self._ranks is None else self._ranks.together(what)
 
     def _refactor(self, old_damping: float) -> None:
-        self._ranks.agree_on({"damping": self.damping})
-        done: list[DualBlocks | PrimalBlocks] = []
-        alone = Ranks() if self._shared else self._ranks
+        if self._ranks is not None:
+            self._ranks.agree_on({"damping": self.damping})
+        done: list[Blocks] = []
         try:
-            with alone.together("another damping"):
-                for part in self._parts:
-                    part.refactor(self.damping)
-                    done.append(part)
+            with self._alone("another damping"):
+                for blocks in self._blocks:
+                    blocks.refactor(self.damping)
+                    done.append(blocks)
         except Exception:
-            for part in done:
-                part.refactor(old_damping)
+            for blocks in done:
+                blocks.refactor(old_damping)
             raise
 
 
-def _device_of(grads: Tensor | GradientFile) -> torch.device:
-    return grads.device if isinstance(grads, Tensor) else torch.device("cpu")
+@dataclass(frozen=True)
+class BlockOptions:
+    """How blocks are built; see `StaticInverseFisher`."""
+
+    block_size: int | None = None
+    sizes: Sequence[int] | None = None
+    row_weights: Float[Tensor, " m"] | None = None
+    device: torch.device | str | None = None
+    page_size: int | None = None
+    overwrite: bool = False
+    precision: Precision = "auto"
+
+    def device_for(self, grads: Gradients) -> torch.device:
+        """Where to compute."""
+        if self.device is not None:
+            return torch.empty(0, device=self.device).device  # "cuda" becomes "cuda:0"
+        return torch.device("cpu") if isinstance(grads, GradientFile) else grads.device
+
+    def check(self, grads: Gradients, damping: float, least: int = 0) -> None:
+        """Raises for arguments that do not fit; `least` is the number of columns that the matrix must have."""
+        check_precision(self.precision)
+        check_damping(damping)
+        if isinstance(grads, FisherBlocks):
+            given = (self.block_size, self.sizes, self.row_weights, self.page_size, self.overwrite)
+            if any(argument is not None and argument is not False for argument in given):
+                raise ValueError(
+                    "FisherBlocks already have their blocks and their sums; block_size, sizes, row_weights, page_size "
+                    "and overwrite are for gradients"
+                )
+            if grads.num_grads == 0:
+                raise ValueError("the FisherBlocks hold no gradient yet; add some rows first")
+            return
+        _check_grads(grads, least)
+        m, d = grads.shape
+        runs, device, page_size = block_runs(d, self.block_size, self.sizes), self.device_for(grads), self.page_size
+        if self.row_weights is not None:
+            _check_weights(torch.as_tensor(self.row_weights, dtype=torch.float64), m)
+        if page_size is not None and (not isinstance(page_size, int) or isinstance(page_size, bool) or page_size < 1):
+            raise ValueError(f"page_size must be a positive number of columns, not {page_size!r}")
+        moved = isinstance(grads, Tensor) and grads.device != device and page_size is None
+        _check_memory(runs, m, m * d * grads.dtype.itemsize if moved else 0, device)
+
+    def description(self, grads: Gradients) -> dict[str, object]:
+        """What must be the same on all ranks."""
+        if isinstance(grads, FisherBlocks):
+            return {"num_grads": grads.num_grads}
+        in_place = isinstance(grads, Tensor) and (self.page_size is None or grads.device == self.device_for(grads))
+        weights = None if self.row_weights is None else torch.as_tensor(self.row_weights, dtype=torch.float64).cpu()
+        return {
+            "block_size": self.block_size,
+            "num_grads": int(grads.shape[0]),
+            "dtype": grads.dtype,
+            "precision": self.precision,
+            "overwrite": self.overwrite and in_place,
+            "row_weights": None if weights is None else hashlib.sha1(weights.numpy().tobytes()).hexdigest()[:16],
+        }
 
 
-def _check_grads(grads: object, some: bool) -> None:
-    """Raises ValueError for what is no matrix of gradients; a rank (not `some`) may have no column of it."""
+def build_blocks(
+    grads: Gradients, damping: float, options: "BlockOptions | None" = None, reduce: Reduce | None = None
+) -> list[Blocks]:
+    """The blocks of the damped Fisher matrix.
+
+    `reduce` sums over the ranks that share the full matrix, each with some of its columns.
+    """
+    options = options or BlockOptions()
+    device = options.device_for(grads)
+    if isinstance(grads, FisherBlocks):
+        return [
+            PrimalBlocks.from_sums(run, total.to(device) / grads.num_grads, damping)
+            for run, total in zip(grads.runs, grads.sums, strict=True)
+        ]
+    if isinstance(grads, Tensor):
+        grads = grads.detach() if options.page_size is not None else grads.detach().to(device)
+    pages = Pages(grads, device, options.page_size)
+    weights = options.row_weights
+    weights = None if weights is None else torch.as_tensor(weights, dtype=torch.float64, device=device)
+    found: list[Blocks] = []
+    for run in block_runs(pages.shape[1], options.block_size, options.sizes):
+        if run.length <= pages.shape[0] and reduce is None:
+            found.append(PrimalBlocks.from_rows(run, pages, damping, options.precision, weights))
+        else:
+            arguments = options.precision, weights, None, options.overwrite, reduce
+            found.append(DualBlocks(run, pages, damping, *arguments))
+    return found
+
+
+def elements(parts: Sequence[Blocks], rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """[F⁻¹]_ij for pairs (i, j); zero between blocks."""
+    out = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
+    for blocks in parts:
+        run = blocks.run
+        inside = (rows >= run.start) & (rows < run.stop) & (columns >= run.start) & (columns < run.stop)
+        out[inside] = blocks.elements(rows[inside] - run.start, columns[inside] - run.start)
+    return out
+
+
+def _check_grads(grads: object, least: int) -> None:
     if not isinstance(grads, Tensor | GradientFile):
         raise ValueError(f"grads must be a tensor [m, d], a GradientFile or FisherBlocks, not {type(grads).__name__}")
     if isinstance(grads, GradientFile):
         if grads.rows < grads.num_grads:
             raise ValueError(
-                f"{grads.path} has {grads.rows} of {grads.num_grads} rows; finish collecting it, or take what there is "
-                "with read_rows"
+                f"{grads.path} has {grads.rows} of {grads.num_grads} rows; finish collecting it, or use the complete "
+                "ones with read_rows"
             )
     elif not grads.is_floating_point():
         raise ValueError(f"grads must be floating-point, not {grads.dtype}; convert them with .float()")
-    if len(grads.shape) != 2 or not grads.shape[0] or (some and not grads.shape[1]):
+    if len(grads.shape) != 2 or not grads.shape[0] or grads.shape[1] < least:
         raise ValueError(f"grads must be [m, d] with at least one gradient and one weight, not {list(grads.shape)}")
 
 
-def _check_weights(weights: Tensor | None, m: int, device: torch.device) -> Float[Tensor, " m"] | None:
-    if weights is None:
-        return None
-    weights = torch.as_tensor(weights, dtype=torch.float64, device=device)
+def _check_weights(weights: Tensor, m: int) -> None:
     if weights.shape != (m,):
         raise ValueError(f"row_weights must be [{m}], one for each gradient, not {list(weights.shape)}")
     if not bool((torch.isfinite(weights) & (weights >= 0)).all()):
         raise ValueError("row_weights must be finite and not negative: F would not be positive definite")
-    return weights
 
 
-def _refuse_for_sums(*arguments: object) -> None:
-    if any(argument not in (None, False) for argument in arguments):
-        raise ValueError(
-            "FisherBlocks already have their blocks and their sums; block_size, sizes, row_weights, page_size, "
-            "overwrite and devices are for gradients"
+def _check_memory(runs: list[Run], m: int, moved: int, device: torch.device) -> None:
+    """What stays allocated: an m x m factor per dual block, a B x B one per primal block, and G if it must move."""
+    squares = sum(run.count * min(run.length, m) ** 2 for run in runs)
+    needed, available = 8 * squares + moved, available_memory(device)
+    if available is None or needed <= available:
+        return
+    remedies = []
+    if moved > available // 2:
+        remedies.append(
+            f"page_size={max(1, available // 8 * runs[-1].stop // moved)} (leaves the gradients where they are)"
         )
+    if 8 * squares > available // 2:
+        fits = max(1, available // 2 // (8 * runs[-1].stop))
+        remedies.append(f"block_size={fits}" if fits <= m and len(runs) + runs[0].count > 2 else "fewer gradients")
+    raise MemoryError(
+        f"the operator needs {gib(needed)} on {device} ({gib(8 * squares)} for its factors, {gib(moved)} to move the "
+        f"gradients there) and {gib(available)} are available; what would fit: {', '.join(remedies)}"
+    )

@@ -1,7 +1,7 @@
-"""The algebra of F⁻¹ in the m x m dual: pure functions over float64 tensors, with leading batch dimensions for blocks.
+"""The algebra of F⁻¹ and of removing weights: pure functions over float64 tensors, with leading dimensions for blocks.
 
-Notation (docs/notation.md): F = λ I + (1/m) GᵀG is d x d and never formed; K = G Gᵀ; S = s I + K with the shift
-s = m λ; L Lᵀ = S; W = L⁻¹ G; P = S⁻¹.
+Notation (docs/notation.md): F = λ I + (1/m) GᵀG is d x d and formed for small blocks only; K = G Gᵀ; S = s I + K with
+the shift s = m λ; L Lᵀ = S; W = L⁻¹ G. θ are the weights, Q the removed ones, R the kept ones.
 """
 
 import math
@@ -84,67 +84,70 @@ def quadratic_form(
     return ((x_squared - projected) / damping).clamp_max(x_squared / damping).maximum(least)
 
 
-def removal_coefficients(
-    K_kept: Float[Tensor, "*blocks m m"], u: Float[Tensor, "*blocks m"], shift: float
-) -> Float[Tensor, "*blocks m"]:
-    """a = S_R⁻¹ u, where S_R = shift · I + G_R G_Rᵀ and u = G_Q θ_Q: the weights that stay move by G_Rᵀ a.
+def scores(theta: Float[Tensor, "*d"], inverse_diagonal: Float[Tensor, "*d"]) -> Float[Tensor, "*d"]:
+    """ρ_i = θ_i² / (2 [F⁻¹]_ii): the loss added by removing weight i alone and adjusting all others."""
+    return theta.square() / (2 * inverse_diagonal)
 
-    This is the exact joint Optimal Brain Surgeon removal of the set Q, without the #Q x #Q system.
-    """
-    return solve(factor(K_kept, shift), u)
+
+def single_sums(
+    theta: Float[Tensor, "*d"], removed: Bool[Tensor, "*d"], inverse_diagonal: Float[Tensor, "*d"]
+) -> Float[Tensor, "*d"]:
+    """x with −F⁻¹x = Σ_{i in Q} −θ_i F⁻¹e_i / [F⁻¹]_ii: the single-weight updates of the set Q, summed."""
+    return torch.where(removed, theta / inverse_diagonal, 0.0)
 
 
 def removal_cost(
-    theta_removed: Float[Tensor, "*blocks d"],
-    a: Float[Tensor, "*blocks m"],
-    u: Float[Tensor, "*blocks m"],
-    damping: float,
+    squares: Float[Tensor, "*blocks"], a: Float[Tensor, "*blocks m"], u: Float[Tensor, "*blocks m"], damping: float
 ) -> Float[Tensor, "*blocks"]:
-    """The loss that the joint removal adds on the quadratic model: ½ λ (‖θ_Q‖² + u·S_R⁻¹u)."""
-    return 0.5 * damping * (theta_removed.square().sum(-1) + (u * a).sum(-1))
+    """The loss that the joint removal of Q adds in the quadratic model: ½ λ (‖θ_Q‖² + u·S_R⁻¹u).
+
+    Args:
+        squares: ‖θ_Q‖².
+        a: S_R⁻¹u, with S_R = shift · I + G_R G_Rᵀ; the kept weights R move by G_Rᵀa. This is the exact joint Optimal
+            Brain Surgeon update, without the #Q x #Q system.
+        u: G_Q θ_Q.
+        damping: λ.
+    """
+    return 0.5 * damping * (squares + (u * a).sum(-1))
 
 
-def joint_removal(
-    G: Float[Tensor, "*blocks m d"],
-    theta: Float[Tensor, "*blocks d"],
-    removed: Bool[Tensor, "*blocks d"],
+def group_costs(
+    S: Float[Tensor, "*groups m m"],
+    G_Q: Float[Tensor, "*groups m q"],
+    theta_Q: Float[Tensor, "*groups q"],
     damping: float,
-    K: Float[Tensor, "*blocks m m"] | None = None,
-) -> tuple[Float[Tensor, "*blocks d"], Float[Tensor, "*blocks"]]:
-    """Removes the weights `removed` at once: what is added to theta (exactly −θ on them), and what it costs.
+) -> Float[Tensor, "*groups"]:
+    """½ θ_Qᵀ([F⁻¹]_QQ)⁻¹θ_Q for each group Q, by the dual: S_R = S − G_Q G_Qᵀ. Columns of zeros add nothing."""
+    u = torch.einsum("...mq,...q->...m", G_Q, theta_Q)
+    a = solve(factor(S - G_Q @ G_Q.transpose(-1, -2), 0.0, overwrite=True), u)
+    return removal_cost(theta_Q.square().sum(-1), a, u, damping)
 
-    δ_R = G_Rᵀ S_R⁻¹ (G_Q θ_Q), the minimum of ½ δᵀFδ under δ_Q = −θ_Q; in float64. With K = G Gᵀ at hand, few removed
-    weights cost O(m² #Q) instead of O(m² #R).
+
+def primal_removal(
+    F: Float[Tensor, "*blocks b b"], theta: Float[Tensor, "*blocks b"], removed: Bool[Tensor, "*blocks b"]
+) -> tuple[Float[Tensor, "*blocks b"], Float[Tensor, "*blocks"]]:
+    """The joint removal by the damped F: F_RR δ_R = F_RQ θ_Q and δ_Q = −θ_Q; the change, and ½ δᵀFδ.
+
+    The sets differ from block to block, so F_RR keeps its place in a B x B matrix with ones where Q is.
     """
-    G, theta = G.double(), theta.double()
+    kept = ~removed
     gone = torch.where(removed, theta, 0.0)
-    u = torch.einsum("...md,...d->...m", G, gone)
-    a = removal_coefficients(_kept_gram(G, removed, K), u, G.shape[-2] * damping)
-    delta = torch.where(removed, -theta, torch.einsum("...md,...m->...d", G, a))
-    return delta, removal_cost(gone, a, u, damping)
+    right = torch.einsum("...ij,...j->...i", F, gone)
+    inner = torch.where(kept[..., :, None] & kept[..., None, :], F, 0.0)
+    inner.diagonal(dim1=-2, dim2=-1).add_(removed.to(F.dtype))
+    moved = solve(factor(inner, 0.0, overwrite=True), torch.where(kept, right, 0.0))
+    delta = torch.where(removed, -theta, moved)
+    # ½ δᵀFδ = ½ (θ_QᵀF_QQθ_Q − θ_QᵀF_QRδ_R): the part on R vanishes where δ_R is the minimum.
+    return delta, 0.5 * ((gone * right).sum(-1) - (torch.where(kept, right, 0.0) * moved).sum(-1)).clamp_min(0)
 
 
-def _kept_gram(
-    G: Float[Tensor, "*blocks m d"], removed: Bool[Tensor, "*blocks d"], K: Float[Tensor, "*blocks m m"] | None
-) -> Float[Tensor, "*blocks m m"]:
-    """G_R G_Rᵀ, from whichever set of columns is smaller; blocks, whose sets differ in size, are masked instead."""
-    if G.ndim > 2:
-        kept = torch.where(removed[..., None, :], 0.0, G)
-        return kept @ kept.transpose(-1, -2)
-    if K is not None and 2 * int(removed.sum()) < len(removed):
-        gone = G[:, removed]
-        return K - gone @ gone.T
-    kept = G[:, ~removed]
-    return kept @ kept.T
-
-
-def primal_inverse(
-    F: Float[Tensor, "*blocks b b"], damping: float
-) -> tuple[Float[Tensor, "*blocks b b"], Float[Tensor, "*blocks"]]:
-    """(λI + F)⁻¹ and log det (λI + F) of small undamped blocks F, by Cholesky in the primal.
-
-    Raises:
-        torch.linalg.LinAlgError: the damped block is not positive definite in float64.
-    """
-    L = factor(F, damping)
-    return torch.cholesky_inverse(L), log_det(L)
+def inverse_removal(
+    inverse: Float[Tensor, "*blocks b b"], theta: Float[Tensor, "*blocks b"], removed: Bool[Tensor, "*blocks b"]
+) -> tuple[Float[Tensor, "*blocks b"], Float[Tensor, "*blocks"]]:
+    """The joint removal from F⁻¹: δ = −F⁻¹_:Q ([F⁻¹]_QQ)⁻¹ θ_Q, and ½ θ_Qᵀ([F⁻¹]_QQ)⁻¹θ_Q."""
+    gone = torch.where(removed, theta, 0.0)
+    inner = torch.where(removed[..., :, None] & removed[..., None, :], inverse, 0.0)
+    inner.diagonal(dim1=-2, dim2=-1).add_((~removed).to(inverse.dtype))
+    x = torch.where(removed, solve(factor(inner, 0.0, overwrite=True), gone), 0.0)
+    delta = -torch.einsum("...ij,...j->...i", inverse, x)
+    return torch.where(removed, -theta, delta), 0.5 * (gone * x).sum(-1)

@@ -7,27 +7,26 @@ from typer.testing import CliRunner
 
 from mfac.app import demo
 from mfac.app.cli.app import app
+from mfac.app.runs.folder import read_run
 
 
 @pytest.fixture
 def short(monkeypatch):
-    monkeypatch.setattr(demo, "PRUNING", replace(demo.PRUNING, sparsities=(0.5, 0.9), recomputations=2))
+    options = replace(demo.PRUNING.options, recomputations=2)
+    monkeypatch.setattr(demo, "PRUNING", replace(demo.PRUNING, sparsities=(0.5, 0.9), options=options))
     monkeypatch.setattr(demo, "TRAINING", replace(demo.TRAINING, seeds=(1, 2), epochs=1))
 
 
-def test_the_demo_ends_with_tables_a_picture_and_a_page(short, tmp_path):
-    for _ in range(2):  # a second time it starts over
-        result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "demo")])
-        assert result.exit_code == 0, result.output
+def test_the_demo_ends_with_tables_a_picture_and_a_report(short, tmp_path):
+    folder = tmp_path / "demo"
+    demo.run(folder)  # a second time it starts over
+    result = CliRunner().invoke(app, ["demo", "--out", str(folder)])
+    assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert sum(line.startswith(("magnitude", "mfac")) for line in lines) == 2 * 2 + 2
-    assert lines[-1] == f"The page: {(tmp_path / 'demo' / 'report.html').resolve()}"
-    page = (tmp_path / "demo" / "report.html").read_text()
+    assert lines[-1] == f"Report: {(folder / 'report.html').resolve()}"
+    page = (folder / "report.html").read_text()
     assert all(name in page for name in ("Pruning of digits", "Training of digits", "magnitude", "adam"))
-    assert (tmp_path / "demo" / "demo.png").stat().st_size > 10_000
-
-
-def test_at_nine_tenths_surgery_beats_magnitude(short, tmp_path):
-    pruned, _ = demo.run(tmp_path)
-    accuracy = {(cell["method"], cell["asked"]): cell["measure"] for cell in pruned["cells"]}
+    assert (folder / "demo.png").stat().st_size > 10_000
+    accuracy = {(cell["method"], cell["asked"]): cell["measure"] for cell in read_run(folder / "prune")["cells"]}
     assert accuracy["mfac", 0.9] > accuracy["magnitude", 0.9] + 0.1

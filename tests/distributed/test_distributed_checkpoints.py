@@ -8,13 +8,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from distributed_cases import Training
+from optimizers import through_a_file
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
-    get_optimizer_state_dict,
     get_state_dict,
     set_model_state_dict,
-    set_optimizer_state_dict,
     set_state_dict,
 )
 
@@ -22,7 +21,6 @@ from mfac import Int8, TopK
 
 SAVED, MORE = 10, 6  # steps: past the first wrap-around, and some after it
 OPTIONS = {"momentum": 0.9, "weight_decay": 0.01, "masked": True}
-SIZES = (1, 2, 3, 4)
 
 
 def state_of(training):
@@ -58,7 +56,7 @@ def load_and_go_on(group, ways, folders, options):
 def folders(rank_pool, tmp_path_factory):
     """Checkpoints of every way of training, on some numbers of ranks."""
     root, made = tmp_path_factory.mktemp("checkpoints"), {}
-    for way, size in (("ddp", 2), ("ddp", 3), ("fsdp", 2), ("fsdp", 4)):
+    for way, size in (("ddp", 2), ("fsdp", 4)):
         made[way, size] = str(root / f"{way}-{size}")
         rank_pool.run(size, save, way, made[way, size], OPTIONS)
     made["alone", 1] = str(root / "alone")
@@ -71,7 +69,7 @@ def expected():
     return Training(None, "ddp", **OPTIONS).steps(range(SAVED + MORE)).weights()
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed")
 def test_saved_on_any_ranks_it_goes_on_on_any_other(rank_pool, folders, expected, size):
     """From DDP to FSDP2 and back too."""
@@ -88,13 +86,6 @@ def test_saved_on_ranks_it_goes_on_without_a_process_group(folders, expected):
         torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12)
 
 
-def through_a_file(state, trusted=False):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=not trusted)
-
-
 def resumed_from_own_file(group, way, options):
     """The weights of a run that was left alone, and of one that every rank has saved and loaded for itself.
 
@@ -105,7 +96,7 @@ def resumed_from_own_file(group, way, options):
     twin.model.load_state_dict(copy.deepcopy(training.model.state_dict()))
     # Columns of masked shards are uneven, which torch has a class for that it does not load unasked.
     trusted = training.placed and options["masked"]
-    twin.optimizer.load_state_dict(through_a_file(training.optimizer.state_dict(), trusted))
+    twin.optimizer.load_state_dict(through_a_file(training.optimizer.state_dict(), not trusted))
     for step in range(SAVED, SAVED + MORE):
         training.backward(step)
         for ours, theirs in zip(twin.model.parameters(), training.model.parameters(), strict=True):
@@ -115,8 +106,11 @@ def resumed_from_own_file(group, way, options):
     return training.weights(), twin.weights()
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp"])
-@pytest.mark.parametrize("window", [None, torch.bfloat16, Int8(block=8), TopK(0.5, block=8)], ids=str)
+@pytest.mark.parametrize(
+    ("way", "window"),
+    [("ddp", None), ("fsdp", None), ("ddp", torch.bfloat16), ("ddp", TopK(0.5, block=8)), ("fsdp", Int8(block=8))],
+    ids=str,
+)
 def test_every_rank_resumes_from_its_own_file_bit_for_bit(rank_pool, way, window):
     options = {"momentum": 0.9, "masked": window is None, "window": window, "dtype": torch.float32}
     for weights, resumed in rank_pool.run(3, resumed_from_own_file, way, options):
@@ -135,8 +129,9 @@ def loads_whole_state(group, way, state, options):
     return training.steps(range(SAVED, SAVED + MORE)).weights()
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp"])
-@pytest.mark.parametrize("window", [None, Int8(block=8), TopK(1.0, block=8)], ids=str)
+@pytest.mark.parametrize(
+    ("way", "window"), [("ddp", None), ("fsdp", None), ("fsdp", Int8(block=8)), ("ddp", TopK(1.0, block=8))], ids=str
+)
 def test_the_state_of_one_process_is_loaded_on_ranks(rank_pool, way, window):
     """Exactly where rows are a matrix; compressed ones are compressed anew, in blocks of each rank's columns."""
     options = {"momentum": 0.9, "masked": True, "window": window}
@@ -166,9 +161,9 @@ def loads_state_of_first_rank(group, options):
 
 def test_the_state_of_another_rank_is_refused(rank_pool):
     messages = rank_pool.run(2, loads_state_of_first_rank, {})
-    assert all("cut for other ranks" in message for message in messages)
+    assert all("sharded for other ranks" in message for message in messages)
     messages = rank_pool.run(2, loads_state_of_first_rank, {"window": torch.int8})
-    assert any("which cannot be cut anew" in message for message in messages)
+    assert any("cannot be resharded" in message for message in messages)
 
 
 def compressed_elsewhere(group, folder, options, save_it):
@@ -185,9 +180,8 @@ def compressed_elsewhere(group, folder, options, save_it):
     return training.operator.rows
 
 
-@pytest.mark.parametrize("window", [Int8(block=8), TopK(0.5, block=8)], ids=str)
-def test_compressed_rows_can_be_loaded_on_as_many_ranks_only(rank_pool, tmp_path, window):
-    options = {"window": window}
+def test_compressed_rows_can_be_loaded_on_as_many_ranks_only(rank_pool, tmp_path):
+    options = {"window": TopK(0.5, block=8)}
     saved = rank_pool.run(2, compressed_elsewhere, str(tmp_path), options, True)
     assert not torch.equal(*saved)
     assert all(map(torch.equal, rank_pool.run(2, compressed_elsewhere, str(tmp_path), options, False), saved))
@@ -196,28 +190,10 @@ def test_compressed_rows_can_be_loaded_on_as_many_ranks_only(rank_pool, tmp_path
         assert "of 3" in message
 
 
-def full_state(group):
-    """A whole state on every rank, as get_optimizer_state_dict gathers it, and loaded again."""
-    training = Training(group, "fsdp", momentum=0.9).steps(range(SAVED))
-    options = StateDictOptions(full_state_dict=True)
-    state = get_optimizer_state_dict(training.model, training.optimizer, options=options)
-    shape = tuple(state["state"]["0.weight"]["rows"].shape)
-    twin = Training(group, "fsdp", momentum=0.9)
-    twin.model.load_state_dict(copy.deepcopy(training.model.state_dict()))
-    set_optimizer_state_dict(twin.model, twin.optimizer, state, options=options)
-    return shape, *(each.steps(range(SAVED, SAVED + MORE)).weights() for each in (training, twin))
-
-
-def test_a_full_state_of_sharded_parameters(rank_pool):
-    for shape, weights, resumed in rank_pool.run(2, full_state):
-        assert shape == (8, 7, 5)
-        torch.testing.assert_close(resumed, weights, rtol=1e-12, atol=1e-13)
-
-
 def loads_shares_alone(group):
     """The state of sharded parameters into an optimizer of whole ones."""
     state = Training(group, "fsdp").steps(range(SAVED)).optimizer.state_dict()
-    with pytest.raises(ValueError, match=r"the saved state of 0.weight is cut over 2 ranks; save and load it with"):
+    with pytest.raises(ValueError, match=r"the saved state of 0.weight is sharded over 2 ranks; save and load it with"):
         Training(None, "ddp").optimizer.load_state_dict(state)
     return True
 

@@ -4,55 +4,26 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from distributed_cases import SETTINGS, Training, network
-from interrupted_ranks import OPTIONS, STEPS
 
 from mfac import MFAC, MFACPreconditioner
 
 SCRIPT = Path(__file__).parents[1] / "support" / "interrupted_ranks.py"
 
 
-def start(folder, way, *killed):
+def test_a_rank_killed_in_mid_step_stops_the_others(tmp_path):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(SCRIPT.parent), *sys.path]), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", str(SCRIPT), str(folder)]
-    return [subprocess.Popen([*command, str(rank), "2", way, *killed], env=environment) for rank in range(2)]
-
-
-def uninterrupted(group, way):
-    return Training(group, way, **OPTIONS).steps(range(STEPS)).weights()
-
-
-def test_a_rank_killed_in_mid_step_stops_the_others_and_the_checkpoint_brings_them_back(rank_pool, tmp_path):
-    survivor, killed = start(tmp_path, "ddp", "9")
+    command = [sys.executable, "-W", "ignore", str(SCRIPT), str(tmp_path)]
+    survivor, killed = [subprocess.Popen([*command, str(rank)], env=environment) for rank in range(2)]
     assert killed.wait(120) == -signal.SIGKILL
-    died = time.monotonic()
     assert survivor.wait(60) == 3
-    assert time.monotonic() - died < 30  # the timeout is 8 seconds; the machine may be busy
-    message = (tmp_path / "failed-0").read_text()
+    message = (tmp_path / "message").read_text()
     assert "over 2 ranks failed on rank 0: another process has ended" in message
-    assert "start again from the last checkpoint" in message
-    assert [rank.wait(120) for rank in start(tmp_path, "ddp")] == [0, 0]
-    for rank, expected in enumerate(rank_pool.run(2, uninterrupted, "ddp")):
-        weights = torch.load(tmp_path / f"weights-{rank}.pt", weights_only=True)
-        assert all(map(torch.equal, weights, expected))
-
-
-def slow(group, way):
-    training = Training(group, way, **OPTIONS)
-    for step in range(4):
-        time.sleep(0.3 if group.rank() == step % 2 else 0)
-        training.steps(range(step, step + 1))
-    return training.weights(), Training(group, way, **OPTIONS).steps(range(4)).weights()
-
-
-def test_a_slow_rank_only_slows(rank_pool):
-    for late, weights in rank_pool.run(2, slow, "ddp"):
-        assert all(map(torch.equal, late, weights))
+    assert "restart from the last checkpoint" in message
 
 
 # Gradients that are not finite.
@@ -80,8 +51,7 @@ def not_finite(group, way, nonfinite, options):
     return same, training.optimizer.skipped, training.steps(range(3, 6)).weights()
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp"])
-@pytest.mark.parametrize("nonfinite", ["raise", "skip"])
+@pytest.mark.parametrize(("way", "nonfinite"), [("ddp", "skip"), ("fsdp", "raise")])
 def test_a_gradient_that_is_not_finite_on_one_rank_is_handled_alike_by_all(rank_pool, way, nonfinite):
     """When it would enter the window, when it would only be multiplied, and when the damping would change with it."""
     for options in ({}, {"update_every": 5}, {"damping": lambda_of_steps}):
@@ -112,20 +82,12 @@ def refused(group, change):
     return "built"
 
 
-def another_rate(model, names, options):
-    return model, names, options | {"lr": 0.1}
-
-
 def another_length(model, names, options):
     return model, names, options | {"num_grads": 9}
 
 
 def another_schedule(model, names, options):
     return model, names, options | {"damping": lambda_of_steps}
-
-
-def another_name(model, names, options):
-    return model, {name.replace("2.", "3."): tensor for name, tensor in names.items()}, options
 
 
 def another_shape(model, names, options):
@@ -147,10 +109,8 @@ def fewer(model, names, options):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (another_rate, "the options of the window must be the same on every rank: rank 1 has"),
         (another_length, "the window must be the same on every rank: rank 1 has {'num_grads': 9"),
         (another_schedule, "the options of the window must be the same on every rank"),
-        (another_name, "parameter 2 must be the same on every rank: rank 1 has '3.weight: [3, 7] torch.float64'"),
         (another_shape, "parameter 3 must be the same on every rank: rank 1 has '2.bias: [4] torch.float64'"),
         (another_mask, "parameter 0 must be the same on every rank: rank 1 has '0.weight: [7, 5] torch.float64, 34 w"),
         (fewer, "the number of parameters must be the same on every rank: rank 1 has 3, rank 0 4"),
@@ -194,11 +154,11 @@ def placements(group):
 
 def test_layouts_that_cannot_be_cut_are_refused_by_name(rank_pool):
     for found in rank_pool.run(2, placements):
-        assert "b is laid out as (Replicate(),), and a window can only be cut along" in found["replicated"]
+        assert "b has the placements (Replicate(),); a window needs parameters that are Shard" in found["replicated"]
         assert "b is a plain tensor and other parameters are DTensors" in found["mixed"]
         assert "leave process_group out" in found["group"]
-        assert "w is cut along its dimension 1, and masks need Shard(0)" in found["masked crosswise"]
-        assert "a gradient is laid out as (Partial(sum),) and its parameter as (Shard(dim=0),)" in found["partial"]
+        assert "w is sharded along dimension 1, and masks need Shard(0)" in found["masked crosswise"]
+        assert "a gradient has the placements (Partial(sum),) and its parameter (Shard(dim=0),)" in found["partial"]
 
 
 def crosswise(group):

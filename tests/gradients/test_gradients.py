@@ -2,7 +2,6 @@
 
 import itertools
 import sys
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -11,8 +10,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from mfac import progress as progress_module
-from mfac.blocks import FisherBlocks
-from mfac.gradients import accumulate_fisher, collect_gradients, collection, fillers, row_sinks
+from mfac.fisher_blocks import FisherBlocks
+from mfac.gradients import accumulate_fisher, collect_gradients
+from mfac.gradients import collect as collect
 from mfac.gradients.losses import criterion_loss, model_loss
 from mfac.static import StaticInverseFisher
 
@@ -73,38 +73,6 @@ def test_a_generator_goes_on_where_the_last_call_stopped(per_sample, cycle):
     collect_gradients(case.model, case.loss_fn, generator, 2 * each, **options)
     rest = collect_gradients(case.model, case.loss_fn, generator, 4 * each, **options)
     torch.testing.assert_close(rest.view(4, each, -1).mean(1), expected[2:])
-
-
-@pytest.fixture
-def advances(monkeypatch):
-    """How many rows progress was told of, time after time."""
-    counts = []
-
-    @contextmanager
-    def counting(total, done, progress):
-        yield counts.append
-
-    monkeypatch.setattr(collection, "row_progress", counting)
-    return counts
-
-
-def test_progress_after_every_row_that_takes_long(monkeypatch, advances):
-    monkeypatch.setattr(fillers, "SECONDS_AT_ONCE", float("inf"))
-    case = mlp(80)
-    at_once = collect_gradients(case.model, case.loss_fn, batches_of(case, 2), 40)
-    assert advances == [32, 8]
-    advances.clear()
-    monkeypatch.setattr(fillers, "SECONDS_AT_ONCE", 0.0)
-    assert torch.equal(collect_gradients(case.model, case.loss_fn, batches_of(case, 2), 40), at_once)
-    assert advances == [1] * 40
-
-
-@pytest.mark.parametrize("to_file", [False, True])
-def test_samples_one_by_one_come_in_the_same_chunks_in_every_run(advances, tmp_path, to_file):
-    case = mlp(40)
-    out = tmp_path / "rows" if to_file else None
-    collect_gradients(case.model, case.loss_fn, [case.batch], 40, per_sample=True, method="loop", out=out)
-    assert advances == [8, 16, 16]
 
 
 @pytest.mark.parametrize("per_sample", [False, True])
@@ -199,7 +167,7 @@ def test_batches_that_are_none(batches, options, message):
         ({"loss_fn": lambda m, b: m(b[0])}, r"a scalar tensor, it returned a tensor of shape \(6, 3\); reduce it"),
         ({"loss_fn": lambda m, b: 1.0}, "a scalar tensor, it returned float"),
         ({"loss_fn": lambda m, b: b[0].mean()}, "does not depend on any trainable parameter"),
-        ({"sample_fn": lambda m, b: b}, 'only fisher="sampled" does'),
+        ({"sample_fn": lambda m, b: b}, 'which needs fisher="sampled"'),
         ({"out": "x", "device": "cuda"}, "device='cuda' has no meaning; leave it out"),
     ],
 )
@@ -250,7 +218,7 @@ def test_large_gradients_whose_sum_overflows_are_fine():
 
 def test_memory_is_asked_for_before_anything_is_allocated(monkeypatch):
     case = mlp()
-    monkeypatch.setattr(row_sinks, "available_memory", lambda device: 20 * 2**20)
+    monkeypatch.setattr(collect, "available_memory", lambda device: 20 * 2**20)
     message = (
         r"100000 gradients of 66 numbers in torch.float32 need 25.2 MiB, and cpu has 20.0 MiB available; "
         r"what would fit: num_grads=79437, dtype=torch.bfloat16 \(12.6 MiB\), out=.* on disk, .*accumulate_fisher"
@@ -289,7 +257,7 @@ def test_operators_take_rows_files_and_blocks(tmp_path):
 
 def test_blocks_that_do_not_fit(monkeypatch):
     case = mlp()
-    monkeypatch.setattr("mfac.gradients.collector.available_memory", lambda device: 10240)
+    monkeypatch.setattr("mfac.gradients.sinks.available_memory", lambda device: 10240)
     with pytest.raises(MemoryError, match=r"blocks of 32 over 66 weights need .*; what would fit: block_size=26"):
         accumulate_fisher(case.model, case.loss_fn, [case.batch], 1, 32)
 

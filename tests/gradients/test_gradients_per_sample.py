@@ -4,15 +4,13 @@ import warnings
 
 import pytest
 import torch
-from models import CASES, Case, bert, cross_entropy, mlp, recurrent, resnet20
+from models import CASES, Case, bert, cross_entropy, mlp, resnet20
 from torch import Tensor, nn
 
 from mfac.gradients import collect_gradients
 from mfac.gradients.batches import cut, num_samples
-from mfac.gradients.fillers import SampleFiller
+from mfac.gradients.layers import Rows
 from mfac.gradients.losses import model_loss
-from mfac.gradients.row_products import RowProducts
-from mfac.gradients.weight_gradients import RowWriter
 
 
 def backward_rows(case: Case) -> Tensor:
@@ -68,21 +66,6 @@ def test_hugging_face_gpt2():
     assert_same_rows(collect(case, method="vmap"), backward_rows(case))
 
 
-@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
-@pytest.mark.parametrize("has_biases", [True, False])
-def test_projected_recurrent_network(has_biases):
-    case = recurrent(nn.LSTM, 11, proj_size=3, bias=has_biases)
-    assert_same_rows(collect(case, method="vmap"), backward_rows(case))
-
-
-def test_recurrent_network_whose_weights_are_in_the_loss_too():
-    def decayed(model, batch):
-        return cross_entropy(model, batch) + (model.rnn.weight_hh_l0**2).sum() + (model.rnn.bias_ih_l0**2).sum()
-
-    case = CASES["lstm"]()._replace(loss_fn=decayed)
-    assert_same_rows(collect(case, method="vmap"), backward_rows(case))
-
-
 def test_packed_sequences_fall_back_with_one_warning():
     case = CASES["packed"](20)
     with pytest.warns(UserWarning, match="taken one by one, because vmap cannot map this model: .*") as caught:
@@ -113,15 +96,12 @@ def test_layers_whose_outputs_are_changed_in_place():
         def __init__(self) -> None:
             super().__init__()
             self.embed, self.mix = nn.Embedding(9, 4), nn.Linear(4, 4)
-            self.convolve, self.rnn = nn.Conv1d(4, 5, 3, padding=1), nn.GRU(5, 3, batch_first=True)
+            self.convolve = nn.Conv1d(4, 3, 3, padding=1)
 
         def forward(self, tokens: Tensor) -> Tensor:
             hidden = self.embed(tokens)
             hidden *= 2
-            hidden = self.convolve(self.mix(hidden).tanh_().transpose(1, 2)).sigmoid_().transpose(1, 2)
-            outputs = self.rnn(hidden)[0]
-            outputs += 1
-            return outputs[:, -1]
+            return self.convolve(self.mix(hidden).tanh_().transpose(1, 2)).sigmoid_().mean(2)
 
     torch.manual_seed(0)
     case = Case(Changing(), cross_entropy, (torch.randint(9, (6, 5)), torch.randint(3, (6,))))
@@ -196,38 +176,6 @@ def test_mapping_is_bit_for_bit_repeatable():
     assert torch.equal(first, second)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "chunk_size", "lengths"),
-    [
-        ([200], None, [8, 32, 32]),
-        ([200], 40, [40, 40, 40]),
-        ([16, 16, 16, 16], None, [8, 8, 16, 16]),
-        ([10, 10, 10, 10], None, [8, 2, 10, 10]),
-        ([8, 3, 4, 5, 6, 7, 9], None, [8, 3, 4, 5, 6, 7]),
-    ],
-)
-def test_methods_are_timed_on_a_chunk_whose_length_has_come_before(sizes, chunk_size, lengths, monkeypatch):
-    filled, timed = [], []
-    fill, decide = SampleFiller.fill, SampleFiller._decide
-
-    def filling(self, batch, out, *rest):
-        filled.append(len(out))
-        return fill(self, batch, out, *rest)
-
-    def deciding(self, *arguments):
-        timed.append(list(filled))
-        decide(self, *arguments)
-
-    monkeypatch.setattr(SampleFiller, "fill", filling)
-    monkeypatch.setattr(SampleFiller, "_decide", deciding)
-    case = CASES["cnn"](sum(sizes))
-    batches = list(zip(*(part.split(sizes) for part in case.batch), strict=True))
-    options = {"per_sample": True, "chunk_size": chunk_size}
-    rows = collect_gradients(case.model, case.loss_fn, batches, sum(sizes), **options)
-    assert timed == [lengths]
-    assert_same_rows(rows, collect(case, method="loop"))
-
-
 def test_tokens_that_repeat_are_added_in_their_order():
     """By two threads, whose samples meet in the middle of one: an addition that does not keep the order shows here."""
     torch.manual_seed(0)
@@ -245,21 +193,9 @@ def test_tokens_that_repeat_are_added_in_their_order():
     assert all(torch.equal(rows, expected.flatten(1)) for rows in results)
 
 
-def test_steps_of_a_recurrent_layer_are_added_in_one_product(monkeypatch):
-    products = []
-    add = RowWriter.add_product
-    monkeypatch.setattr(
-        RowWriter, "add_product", lambda self, parameter, A, B: (products.append(A.shape), add(self, parameter, A, B))
-    )
-    collect(CASES["cells"](), method="vmap")
-    assert sorted(products) == sorted([(5, 6, 20)] * 2 + [(5, 6, 15)] * 2 + [(5, 6, 5)] * 4 + [(5, 1, 3)])
-
-
 def rows_of_tokens(tokens: Tensor, gradients: Tensor) -> Tensor:
     rows = torch.zeros(7, 3 * 128)
-    writer = RowWriter(rows, {0: slice(0, 3 * 128)}, True, RowProducts())
-    writer.open = True
-    writer.add_at(0, tokens, gradients)
+    Rows(rows.unbind(), {0: slice(0, 3 * 128)}).add_embedding(0, tokens, gradients, None)
     return rows
 
 

@@ -98,7 +98,7 @@ def test_float64_vectors_get_float64_answers(built):
 
 @pytest.mark.parametrize("damping", [1e-6, 1e-3, 3.0])
 def test_damping_can_be_changed(built, damping):
-    if damping < 1e-4 and getattr(built.op, "_parts", None) and getattr(built.op._parts[0], "_whitened", False):
+    if damping < 1e-4 and getattr(built.op, "_blocks", None) and getattr(built.op._blocks[0], "_whitened", False):
         with pytest.raises(ValueError, match="build the operator anew with overwrite=False"):
             built.op.damping = damping
         damping = 1e-2

@@ -1,6 +1,9 @@
+import json
+
 import pytest
 import torch
 
+import mfac
 from mfac.gradient_file import HEADER_BYTES, GradientFile
 
 
@@ -54,9 +57,18 @@ def test_rows_that_are_not_there(path):
         file.read_rows(0, 1)
 
 
-def test_integers_are_not_stored(path):
-    with pytest.raises(ValueError, match=r"stores float32, .* not torch.int32; choose one of these"):
-        GradientFile.create(path, 1, 1, torch.int32)
+@pytest.mark.parametrize("kind", [torch.int8, mfac.Int8(), mfac.TopK(0.1), "float32"], ids=str)
+def test_only_plain_dtypes_are_stored(path, kind):
+    with pytest.raises(ValueError, match=r"stores float32, .*, not .*; choose one of these dtypes"):
+        GradientFile.create(path, 1, 1, kind)
+    assert not path.exists()
+
+
+def test_a_file_of_another_kind(path):
+    header = json.dumps({"num_grads": 1, "dim": 1, "dtype": "int8", "fingerprint": ""}).encode()
+    path.write_bytes((b"MFACROWS" + header).ljust(HEADER_BYTES))
+    with pytest.raises(ValueError, match=r"stores rows as 'int8', and this version reads float32, .*; collect"):
+        GradientFile(path)
 
 
 def test_a_fingerprint_that_is_too_long(path):

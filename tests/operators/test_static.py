@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mfac
-from mfac.blocks import Run, block_runs
-from mfac.pages import Pages
-from mfac.spread_rows import _check_memory
+from mfac.pages import Pages, Run, block_runs
+from mfac.static import _check_memory
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ def test_overwrite_uses_the_memory_of_the_gradients_and_nothing_else_of_their_si
     before = grads.clone()
     op = mfac.StaticInverseFisher(grads, 1e-2, overwrite=True)
     assert not torch.equal(grads, before)
-    assert op._parts[0]._pages.source.data_ptr() == grads.data_ptr()
+    assert op._blocks[0]._pages.source.data_ptr() == grads.data_ptr()
 
 
 def test_overwrite_leaves_alone_what_float32_could_not_hold():
@@ -183,7 +182,7 @@ def test_bad_indices_are_refused(index, message):
     ],
 )
 def test_more_memory_than_there_is_is_refused_with_what_would_fit(monkeypatch, available, options, message):
-    monkeypatch.setattr("mfac.spread_rows.available_memory", lambda device: available)
+    monkeypatch.setattr("mfac.static.available_memory", lambda device: available)
     with pytest.raises(MemoryError, match=message):
         mfac.StaticInverseFisher(mixed(12, 40), **options)
     if "block_size" in message:
@@ -191,7 +190,7 @@ def test_more_memory_than_there_is_is_refused_with_what_would_fit(monkeypatch, a
 
 
 def test_gradients_that_do_not_fit_where_they_should_go_are_refused_with_a_page_size(monkeypatch):
-    monkeypatch.setattr("mfac.spread_rows.available_memory", lambda device: 4000)
+    monkeypatch.setattr("mfac.static.available_memory", lambda device: 4000)
     with pytest.raises(MemoryError, match=r"1.0 MiB to move the gradients there.*what would fit: page_size=9 "):
         _check_memory([Run(0, 20_000, 1)], 2, 2**20, torch.device("meta"))
 

@@ -7,7 +7,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from cases import mixed
+from cases import mixed, repeating
 from optimizers import same
 
 import mfac
@@ -27,9 +27,7 @@ KINDS = {
     "all entries": mfac.TopK(1.0, block=16, dtype=torch.float32),
     "one percent": mfac.TopK(),
 }
-COMPRESSED = [name for name, kind in KINDS.items() if not isinstance(kind, torch.dtype) or kind == torch.int8]
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
-compressed = pytest.mark.parametrize("kind", [KINDS[name] for name in COMPRESSED], ids=COMPRESSED)
 
 
 def window(kind, m=M, d=D, damping=1e-2, **options):
@@ -96,7 +94,7 @@ def test_products_are_those_of_the_rows_as_stored(kind, dtype, columns):
 def test_wider_rows_are_the_same_with_zeros_behind(kind, extra):
     rows = built(kind)
     G = torch.stack([write(rows, k, g) for k, g in enumerate(mixed(M, D))])
-    rows.widen(extra)
+    rows = rows.widened(extra)
     assert rows.shape == (M, D + extra)
     assert torch.equal(rows.dense(), torch.nn.functional.pad(G, (0, extra)))
     row = write(rows, 2, torch.randn(D + extra))
@@ -109,13 +107,8 @@ def test_the_bytes_that_were_said_are_the_bytes_that_are_held(kind):
     state = built(kind).state()
     tensors = [state] if isinstance(state, torch.Tensor) else [v for v in state.values() if isinstance(v, torch.Tensor)]
     assert sum(tensor.nbytes for tensor in tensors) == as_kind(kind).bytes(M, D)
-
-
-def test_ratios_of_bytes_at_the_size_of_a_network():
-    whole = as_kind(torch.float32).bytes(1024, 270_000)
-    assert as_kind(torch.bfloat16).bytes(1024, 270_000) == whole / 2
-    assert as_kind(torch.int8).bytes(1024, 270_000) < 0.251 * whole
-    assert as_kind(mfac.TopK(0.01)).bytes(1024, 270_000) < 0.012 * whole
+    needed = mfac.MFAC.memory_needed([torch.nn.Parameter(torch.zeros(D))], M, window=kind)
+    assert needed == window_bytes(M, D, kind) == as_kind(kind).bytes(M, D) + 4 * 8 * M**2
 
 
 def test_int8_is_the_nearest_multiple_of_the_scale():
@@ -147,25 +140,19 @@ def test_stochastic_rounding_is_right_on_average_and_draws_from_itself():
     assert (nearest - g).abs().max() > 0.3 * scale
 
 
-def test_top_k_keeps_the_largest_and_gives_the_rest_to_the_next_row():
-    rows, error = built(mfac.TopK(0.2, block=16, dtype=torch.float32)), torch.zeros(D)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_top_k_keeps_the_largest_and_gives_the_rest_to_the_next_row(dtype):
+    rows, error = built(mfac.TopK(0.2, block=16, dtype=dtype)), torch.zeros(D)
     for k, g in enumerate(mixed(M, D)):
         a = error + g
         expected = torch.zeros(D)
         for start in range(0, D, 16):
             part = a[start : start + 16]
             kept = part.abs().topk(-(-len(part) // 5)).indices + start  # a fifth, rounded up
-            expected[kept] = a[kept]
+            expected[kept] = a[kept].to(dtype).float()
         assert torch.equal(write(rows, k, g), expected)
         error = a - expected
         assert torch.equal(rows.state()["error"], error)
-
-
-def test_what_rounding_takes_from_the_kept_entries_is_in_the_error_too():
-    rows, g = built(mfac.TopK(0.2, block=16)), torch.randn(D)
-    row = write(rows, 0, g)
-    assert torch.equal(row, row.bfloat16().float())
-    assert torch.allclose(row + rows.state()["error"], g, rtol=0, atol=1e-7)
 
 
 # The operator; that it is exact for the rows as stored is in the conformance suite.
@@ -198,24 +185,25 @@ def test_replaced_and_widened_it_is_still_exact(kind):
 @every_kind
 @pytest.mark.parametrize("after", [2, M, 2 * M + 1])
 def test_saved_and_loaded_goes_on_bit_for_bit(kind, after):
-    op, other = window(kind), window(kind, damping=9.0)
-    rows = mixed(4 * M, D)
-    for row in rows[:after]:
-        op.update_and_apply(row)
-    other.load_state_dict(through_a_file(op.state_dict()))
-    for row in rows[after:]:
-        assert torch.equal(op.update_and_apply(row), other.update_and_apply(row))
-    assert torch.equal(op @ rows[0], other @ rows[0])
+    for rows in (mixed(4 * M, D), repeating(4 * M, D)):
+        op, other = window(kind), window(kind, damping=9.0)
+        for row in rows[:after]:
+            op.update_and_apply(row)
+        other.load_state_dict(through_a_file(op.state_dict()))
+        for row in rows[after:]:
+            assert torch.equal(op.update_and_apply(row), other.update_and_apply(row))
+        assert torch.equal(op @ rows[0], other @ rows[0])
+        assert other.damping == op.damping
 
 
 @every_kind
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_a_gradient_that_is_not_finite_changes_nothing(kind, bad):
+def test_a_gradient_that_is_not_finite_changes_nothing(kind):
     op, other = filled(kind), filled(kind)
-    g = torch.ones(D)
-    g[7] = bad
-    with pytest.raises(RuntimeError, match=r"not finite.*the window is as it was"):
-        op.update_and_apply(g)
+    for bad in (float("nan"), float("inf"), -float("inf")):
+        g = torch.ones(D)
+        g[7] = bad
+        with pytest.raises(RuntimeError, match=r"not finite.*the window is unchanged"):
+            op.update_and_apply(g)
     for row in mixed(M, D, seed=4):
         assert torch.equal(op.update_and_apply(row), other.update_and_apply(row))
 
@@ -255,12 +243,9 @@ def test_rows_of_one_storage_become_rows_of_another(there, here):
 def test_an_error_is_kept_by_another_top_k_and_by_nothing_else():
     saved = filled(mfac.TopK(0.2, block=16))
     error = saved.state_dict()["rows"]["error"]
-    for kind, kept in ((mfac.TopK(0.5, block=7), error), (torch.float32, None)):
-        op = filled(kind, 4)
-        op.load_state_dict(through_a_file(saved.state_dict()))
-        if kept is not None:
-            assert torch.equal(op.state_dict()["rows"]["error"], error)
-    op = filled(mfac.TopK(0.2, block=16), 4)
+    op = filled(mfac.TopK(0.5, block=7), 4)
+    op.load_state_dict(through_a_file(saved.state_dict()))
+    assert torch.equal(op.state_dict()["rows"]["error"], error)
     op.load_state_dict(through_a_file(filled(torch.float32).state_dict()))
     assert not op.state_dict()["rows"]["error"].any()
 
@@ -281,19 +266,23 @@ def test_rows_beyond_the_range_of_a_storage_are_refused_when_they_are_loaded(the
     assert same(fresh.state_dict(), before)
 
 
-@compressed
+@every_kind
 def test_a_state_whose_rows_went_on_is_refused(kind):
     op = filled(kind)
     state = op.state_dict()
     for row in 2 * mixed(M, D, seed=3):
         op.update(row)
-    with pytest.raises(ValueError, match="deep-copy it, before going on"):
+    with pytest.raises(ValueError, match="deep-copy it, before the next update"):
         window(kind).load_state_dict(state)
 
 
 def test_rows_of_an_unknown_storage_are_refused():
     state = {**filled(torch.int8).state_dict(), "rows": {"kind": "int3"}}
     with pytest.raises(ValueError, match="stored as 'int3', and int8, topk can be read"):
+        window(torch.int8).load_state_dict(state)
+    state = filled(torch.int8).state_dict()
+    state["rows"]["codes"] = state["rows"]["codes"].flatten()
+    with pytest.raises(ValueError, match=r"codes of int8 rows must be \[m, d\], not \[270\].*earlier version"):
         window(torch.int8).load_state_dict(state)
 
 
@@ -328,24 +317,16 @@ def test_arguments_out_of_range_are_refused(make, message):
     ],
 )  # fmt: skip
 def test_a_window_larger_than_the_memory_is_refused_with_what_would_fit(kind, message, monkeypatch):
-    monkeypatch.setattr("mfac.windows.choice.available_memory", lambda device: 10**8)
+    monkeypatch.setattr("mfac.windows.storage.available_memory", lambda device: 10**8)
     with pytest.raises(MemoryError, match=message):
         window(kind, m=1000, d=10**7)
 
 
 def test_what_is_said_to_fit_does_fit(monkeypatch):
-    monkeypatch.setattr("mfac.windows.choice.available_memory", lambda device: 2 * 10**5)
+    monkeypatch.setattr("mfac.windows.storage.available_memory", lambda device: 2 * 10**5)
     for kind in (torch.float32, torch.int8, mfac.TopK(0.1, block=64)):
         with pytest.raises(MemoryError) as refused:
             window(kind, m=4000, d=2000)
         fits = int(str(refused.value).split("num_grads=")[1].split()[0])
         assert 0 < window_bytes(fits, 2000, kind) <= 2 * 10**5
         window(kind, m=fits, d=2000)
-
-
-def test_the_optimizer_knows_the_bytes_of_every_storage():
-    params = [torch.nn.Parameter(torch.zeros(100, 20)), torch.nn.Parameter(torch.zeros(20))]
-    algebra = 4 * 8 * 50**2
-    for kind in KINDS.values():
-        expected = as_kind(kind).bytes(50, 2020) + algebra
-        assert mfac.MFAC.memory_needed(params, 50, window=kind) == expected == window_bytes(50, 2020, kind)

@@ -80,29 +80,20 @@ def train_literally(model, steps, *, lr, damping, momentum=0.0, weight_decay=0.0
     "options",
     [
         {},
-        {"momentum": 0.9},
-        {"weight_decay": 3e-3},
         {"weight_decay": 1e-2, "decoupled_weight_decay": True, "momentum": 0.5},
         {"momentum": 0.9, "weight_decay": 3e-3, "masks": True},
     ],
     ids=str,
 )
-def test_300_steps_are_those_of_the_literal_algorithm(options):
+def test_150_steps_are_those_of_the_literal_algorithm(options):
     ours, theirs = network(), network()
     masks = (prune_half(ours), prune_half(theirs))[0] if options.pop("masks", False) else None
     optimizer = mfac.MFAC(ours.named_parameters(), 5e-3, M, 1e-3, masks=masks, **options)
-    losses = train(ours, optimizer, 300)
+    losses = train(ours, optimizer, 150)
     decoupled = options.pop("decoupled_weight_decay", False)
-    train_literally(theirs, 300, lr=5e-3, damping=1e-3, decoupled=decoupled, masks=masks, **options)
+    train_literally(theirs, 150, lr=5e-3, damping=1e-3, decoupled=decoupled, masks=masks, **options)
     torch.testing.assert_close(flat(ours.parameters()), flat(theirs.parameters()), rtol=1e-7, atol=1e-9)
     assert sum(losses[-20:]) < 0.8 * sum(losses[:20])
-
-
-def test_it_is_deterministic():
-    models = [network(torch.float32) for _ in range(2)]
-    for model in models:
-        train(model, mfac.MFAC(model.parameters(), 5e-3, M, momentum=0.9), 60, torch.float32)
-    assert torch.equal(flat(models[0].parameters()), flat(models[1].parameters()))
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 1e-2])
@@ -143,19 +134,6 @@ def test_the_sum_is_the_mean_with_other_units():
     torch.testing.assert_close(flat(full.parameters()), flat(summed.parameters()), rtol=1e-7, atol=1e-10)
 
 
-def last_losses(lr, num_grads, damping, normalize):
-    model = network(torch.float32)
-    optimizer = mfac.MFAC(model.parameters(), lr, num_grads, damping, normalize=normalize)
-    return sum(train(model, optimizer, 300, torch.float32)[-50:]) / 50
-
-
-def test_with_the_sum_one_learning_rate_serves_every_window():
-    summed = [last_losses(0.1, m, 1e-3, "sum") for m in (16, 64, 256)]
-    full = [last_losses(1e-3, m, 1e-5, "full") for m in (16, 64, 256)]
-    assert max(summed) < 2 * min(summed)
-    assert max(full) > 3 * min(full)  # what the sum is for
-
-
 def test_nesterov_looks_one_step_ahead():
     plain, ahead = network(), network()
     for model, nesterov in ((plain, False), (ahead, True)):
@@ -179,39 +157,6 @@ def test_gradients_in_between_are_multiplied_and_not_added():
     dense = torch.linalg.inv(window.damping * torch.eye(len(g), dtype=g.dtype) + window.rows.T @ window.rows / M)
     torch.testing.assert_close(before - flat(model.parameters()), 1e-3 * dense @ g)
     assert window.num_seen == 2
-
-
-def test_a_step_is_no_longer_than_it_may_be():
-    model = network()
-    groups = [{"params": model[0].parameters(), "lr": 2.0}, {"params": model[4].parameters(), "lr": 1.0}]
-    optimizer = mfac.MFAC(groups, num_grads=M, max_step_norm=1e-3)
-    for tensor in model.parameters():
-        tensor.grad = torch.ones_like(tensor)
-    before = flat(model.parameters())
-    optimizer.step()
-    assert float((flat(model.parameters()) - before).norm()) == pytest.approx(1e-3)
-
-
-def test_time_and_memory_of_a_step_follow_the_density():
-    model = network(torch.float32)
-    masks = prune_half(model)
-    kept = sum(int(masks[name].sum()) if name in masks else p.numel() for name, p in model.named_parameters())
-    optimizer = mfac.MFAC(model.named_parameters(), num_grads=M, masks=masks)
-    assert optimizer._window.operator.rows.shape == (M, kept)
-
-
-def test_the_preconditioner_replaces_gradients_by_their_preconditioned_ones():
-    model = network()
-    preconditioner = mfac.MFACPreconditioner(model.named_parameters(), M, 1e-3, normalize="seen")
-    rows = []
-    for images, labels in batches(5):
-        model.zero_grad()
-        F.cross_entropy(model(images), labels).backward()
-        rows.append(flat([p.grad for p in model.parameters()]))
-        assert preconditioner.step()
-    G = torch.stack(rows)
-    dense = torch.linalg.inv(1e-3 * torch.eye(G.shape[1], dtype=G.dtype) + G.T @ G / 5)
-    torch.testing.assert_close(flat([p.grad for p in model.parameters()]), dense @ rows[-1], rtol=1e-8, atol=1e-10)
 
 
 def test_preconditioner_then_sgd_is_the_optimizer():

@@ -5,10 +5,10 @@ import copy
 import oracle
 import pytest
 import torch
-from optimizers import loss_of, masked, mfac, network, same, train, weights
+from optimizers import masked, mfac, network, same, train, weights
 from torch import nn
 
-from mfac import Int8, MFACPreconditioner, TopK
+from mfac import Int8, TopK
 
 KINDS = {"float16": torch.float16, "int8": Int8(block=16), "top-k": TopK(0.4, block=8)}
 COMPRESSED = ("int8", "top-k")
@@ -36,30 +36,19 @@ def test_pruned_weights_stay_zero_and_the_rest_goes_on_bit_for_bit(kind, options
 
 
 @every_kind
-def test_the_step_is_exact_for_the_rows_as_stored(kind):
+@pytest.mark.parametrize("update_every", [1, 2])
+def test_the_step_is_exact_for_the_rows_as_stored(kind, update_every):
+    """Gradients that enter the window are multiplied as stored, those between updates as they are."""
     model = network()
-    optimizer = mfac(model.parameters(), window=kind, lr=1.0, normalize="sum")
-    train(model, optimizer, range(7))
-    before = torch.cat([p.flatten() for p in weights(model)])
-    train(model, optimizer, [7])
-    moved = before - torch.cat([p.flatten() for p in weights(model)])
-    rows = operator_of(optimizer).rows
-    fisher = oracle.fisher(rows, 0.1, torch.ones(5))
-    dense, _ = oracle.inverse(fisher)
-    assert oracle.error(moved, dense @ oracle.wide(rows[7 % 5])) < 1e-4
-
-
-@compressed
-def test_gradients_between_updates_are_multiplied_as_they_are(kind):
-    model = network()
-    optimizer = mfac(model.parameters(), window=kind, lr=1.0, normalize="sum", update_every=2)
+    optimizer = mfac(model.parameters(), window=kind, lr=1.0, normalize="sum", update_every=update_every)
     train(model, optimizer, range(5))
     before = torch.cat([p.flatten() for p in weights(model)])
     train(model, optimizer, [5])
-    g = torch.cat([p.grad.flatten() for p in model.parameters()])
-    dense, _ = oracle.inverse(oracle.fisher(operator_of(optimizer).rows[:3], 0.1, torch.ones(3)))
     moved = before - torch.cat([p.flatten() for p in weights(model)])
-    assert oracle.error(moved, dense @ oracle.wide(g)) < 1e-4
+    g = torch.cat([p.grad.flatten() for p in model.parameters()])
+    rows = operator_of(optimizer).rows[: 5 if update_every == 1 else 3]
+    dense, _ = oracle.inverse(oracle.fisher(rows, 0.1, torch.ones(len(rows))))
+    assert oracle.error(moved, dense @ oracle.wide(rows[0] if update_every == 1 else g)) < 1e-4
 
 
 @every_kind
@@ -76,17 +65,6 @@ def test_a_group_that_comes_later_has_had_no_gradients(kind):
     twin.load_state_dict(model.state_dict())
     fresh.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     assert train(model, optimizer, range(12, 15)) == train(twin, fresh, range(12, 15))
-
-
-def test_a_row_that_overflows_float16_is_skipped_and_counted():
-    model = network()
-    optimizer = mfac(model.parameters(), window=torch.float16, nonfinite="skip")
-    train(model, optimizer, range(3))
-    before = weights(model)
-    (1e9 * loss_of(model, 3)).backward()
-    optimizer.step()
-    assert optimizer.skipped == 1
-    assert same(weights(model), before)
 
 
 @pytest.mark.parametrize("there", ["float32", "int8", "top-k"])
@@ -137,18 +115,3 @@ def test_a_state_of_another_model_is_refused(kind):
     other = mfac([torch.nn.Parameter(p.detach().clone()[..., None]) for p in network().parameters()], window=kind)
     with pytest.raises(ValueError, match=r"gradients of shape \[7, 5\] for parameter 0, which is \[7, 5, 1\] here"):
         other.load_state_dict(optimizer.state_dict())
-
-
-@compressed
-def test_the_preconditioner_saves_and_loads_it_too(kind):
-    model, twin = network(), network()
-    first, second = (MFACPreconditioner(m.parameters(), 5, 0.1, window=kind) for m in (model, twin))
-    for step in range(7):
-        loss_of(model, step).backward()
-        first.step()
-        model.zero_grad()
-    second.load_state_dict(copy.deepcopy(first.state_dict()))
-    for each, preconditioner in ((model, first), (twin, second)):
-        loss_of(each, 9).backward()
-        preconditioner.step()
-    assert same([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()])

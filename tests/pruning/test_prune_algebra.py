@@ -16,12 +16,11 @@ from pruning_cases import (
 )
 
 import mfac
-from mfac.pruning import curvature as curvature_room
-from mfac.pruning import fisher_parts
+from mfac import pages, primal
 from mfac.pruning.curvature import FisherCurvature
 from mfac.pruning.dampings import FRACTIONS, choose_damping
 from mfac.pruning.greedy import CheapestSoFar, greedy_costs
-from mfac.pruning.removal import inverse_removal, primal_removal
+from mfac.woodbury import inverse_removal, primal_removal
 
 CPU = torch.device("cpu")
 
@@ -33,8 +32,8 @@ def built(kind, rows, block_size, tmp_path=None, monkeypatch=None):
         sums.add(rows)
         return FisherCurvature(sums, DAMPING, block_size, SIZES, CPU)
     if kind == "sliced":
-        monkeypatch.setattr(curvature_room, "WIDE_PIECE", 0)
-        monkeypatch.setattr(fisher_parts, "WIDE_PIECE", 5 * len(rows))
+        monkeypatch.setattr(pages, "WIDE_PIECE", 5 * len(rows))
+        monkeypatch.setattr(pages, "BLOCK_PIECE", 5 * len(rows))
     if kind == "disk":
         file = mfac.GradientFile.create(tmp_path / "rows", *rows.shape, dtype=rows.dtype)
         file.append(rows)
@@ -134,7 +133,8 @@ def test_the_greedy_order_is_remove_one_update_remove_the_next():
 
 @pytest.mark.parametrize("kind", ["rows", "sums"])
 def test_blocks_that_stop_early_do_not_change_the_greedy_choice(kind, monkeypatch):
-    monkeypatch.setattr(fisher_parts, "BLOCK_PIECE", 1)
+    monkeypatch.setattr(pages, "BLOCK_PIECE", 1)
+    monkeypatch.setattr(primal, "BLOCK_PIECE", 1)
     problem = quadratic(8, 5)
     curvature = built(kind, problem.rows, 5)
     whole, limited = curvature.greedy_scores(problem.theta, None), curvature.greedy_scores(problem.theta, 6)

@@ -28,16 +28,16 @@ BAD = [
     ({"sparsity": 90}, r"not 90; did you mean 0\.9\?"),
     ({"sparsity": float("nan")}, "number from 0 to 1, not nan"),
     ({"sparsity": "half"}, "number from 0 to 1, not 'half'"),
-    ({"sparsity": 1.0}, "the floor keeps 2 of them so that no layer dies; ask for a sparsity of at most 0.964"),
-    ({"sparsity": None}, 'sparsity=None is for an "N:M" pattern'),
+    ({"sparsity": 1.0}, "the floor keeps 2 of them so that no layer dies; request a sparsity of at most 0.964"),
+    ({"sparsity": None}, 'sparsity=None requires an "N:M" pattern'),
     ({"sparsity": {"0.weight": 2.0}}, "number from 0 to 1, not 2.0"),
     ({"sparsity": {"0.wieght": 0.5}}, "targets: '0.wieght' matches no parameter of the model; did you mean '0.weight'"),
     ({"sparsity": {"0.weight": 0.5}, "targets": "2.weight"}, "leave targets out"),
     ({"targets": "nothing.like.it"}, "matches no parameter of the model; it has 0.weight"),
-    ({"targets": [3]}, "takes names and 're:...' patterns, not int"),
+    ({"targets": [3]}, "takes names, 're:...' patterns and tensors, not int"),
     ({"ignore": "re:."}, "there is nothing to prune"),
     ({"update": "exact"}, "update must be one of 'joint', 'obs', 'none', not 'exact'"),
-    ({"scope": "row"}, 'scope must be "global" or "layer", not \'row\''),
+    ({"scope": "row"}, "scope must be one of 'global', 'layer', not 'row'"),
     ({"order": "random"}, "order must be one of 'scores', 'greedy'"),
     ({"method": "sgd"}, "method must be one of 'mfac', 'magnitude'"),
     ({"recomputations": 0}, "recomputations must be a positive int, not 0"),
@@ -46,23 +46,22 @@ BAD = [
     ({"block_size": 0}, "block_size must be a positive int or None"),
     ({"damping": 0.0}, "damping must be"),
     ({"damping": "automatic"}, 'damping must be a positive number or "auto", not \'automatic\''),
-    ({"floor": -1}, "floor is a number of weights or, below 1, a fraction"),
-    ({"floor": 1.5}, "floor is a number of weights or, below 1, a fraction"),
+    ({"floor": -1}, "floor must be a number of weights or, below 1, a fraction"),
+    ({"floor": 1.5}, "floor must be a number of weights or, below 1, a fraction"),
     ({"floor": 30}, "the floor keeps 51 of them"),
     ({"pattern": "4:2"}, 'pattern must be "N:M" with 0 < N < M'),
     ({"pattern": "blocks"}, 'pattern must be "N:M" with 0 < N < M'),
     ({"pattern": "2:4", "sparsity": None}, r"0.weight has shape \(7, 5\); dimension 1 is 5, and 4 must divide"),
     ({"pattern": "1:7", "sparsity": 0.5, "targets": "2.weight"}, "sparsity of its own, 0.857143; pass sparsity=None"),
     ({"pattern": "channel", "targets": ["0.bias"]}, r"0.bias has shape \(7,\) and so no channels"),
-    ({"order": "greedy", "method": "magnitude"}, 'order="greedy" is for method="mfac" without a pattern'),
-    ({"order": "greedy", "pattern": "row"}, 'order="greedy" is for method="mfac" without a pattern'),
-    ({"method": "kfac", "targets": ["0.bias"]}, "works on the weights of linear and convolution layers"),
-    ({"method": "woodfisher", "block_size": None}, "keeps dense blocks and rows in memory: give block_size"),
-    ({"method": "kfac", "damping": "auto"}, "damping=\"auto\" is for method 'mfac'"),
+    ({"order": "greedy", "method": "magnitude"}, 'order="greedy" requires method="mfac" without a pattern'),
+    ({"order": "greedy", "pattern": "row"}, 'order="greedy" requires method="mfac" without a pattern'),
+    ({"method": "kfac"}, "not 'kfac'; other methods are baselines under experiments/"),
+    ({"method": "diagonal", "damping": "auto"}, "damping=\"auto\" requires method 'mfac'"),
     ({"damping": "auto", "rows_dir": "."}, "rows_dir puts them on disk; drop one"),
     ({"bn_batches": []}, "the model has no batch norm"),
     ({"masks": {"0.weight": torch.ones(3)}}, "needs a bool tensor of shape"),
-    ({"masks": {"9.weight": torch.ones(3)}}, "'9.weight' is not a parameter of the model"),
+    ({"masks": {"9.weight": torch.ones(3)}}, "'9.weight' matches no parameter of the model"),
 ]  # fmt: skip
 
 
@@ -79,22 +78,13 @@ def test_a_sparsity_below_the_present_one():
     case = mlp()
     masks = quick(case, 0.5).masks
     before = state(case.model)
-    with pytest.raises(ValueError, match=r"asked for, 0.3036, is below the present one, 0.5 \(28 of 56 weights"):
+    with pytest.raises(
+        ValueError, match=r"the requested sparsity, 0.3036, is below the present one, 0.5 \(28 of 56 weights"
+    ):
         quick(case, 0.3, masks=masks)
-    with pytest.raises(ValueError, match=r"0.weight: the sparsity asked for, 0, is below"):
+    with pytest.raises(ValueError, match=r"0.weight: the requested sparsity, 0, is below"):
         quick(case, {"0.weight": 0.0, "2.weight": 0.9}, masks=masks)
     assert unchanged(case.model, before)
-
-
-def test_a_model_with_nothing_to_prune():
-    with pytest.raises(ValueError, match=r"nothing to prune.*the model has 0.weight, 0.bias"):
-        prune(nn.Sequential(nn.LayerNorm(3)), lambda m, b: m(b).sum(), [torch.ones(2, 3)], 0.5)
-    with pytest.raises(ValueError, match=r"nothing to prune.*no parameter at all"):
-        prune(nn.ReLU(), lambda m, b: m(b).sum(), [torch.ones(2, 3)], 0.5)
-    frozen = mlp()
-    frozen.model.requires_grad_(False)
-    with pytest.raises(ValueError, match="nothing to prune"):
-        quick(frozen, 0.5)
 
 
 def test_a_diverged_model():
@@ -109,7 +99,7 @@ def test_a_diverged_model():
 def test_batches_that_run_out_for_good():
     case = mlp()
     batches = iter([case.batch] * 9)
-    with pytest.raises(ValueError, match=r"gave 9 and then nothing more.*3 recomputations need 12 gradients in all"):
+    with pytest.raises(ValueError, match=r"gave 9 and then nothing more.*3 recomputations need 12 gradients"):
         prune(case.model, case.loss_fn, batches, 0.5, num_grads=4, recomputations=3)
     assert sum(int((p == 0).sum()) for p in case.model.parameters() if p.ndim > 1) == 56 - round(56 * 0.5 ** (2 / 3))
     with pytest.raises(ValueError, match="batches is empty"):
@@ -138,7 +128,7 @@ def snapshots(case):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("a broken batch")], ids=["Ctrl-C", "error"])
-@pytest.mark.parametrize("call", range(1, 17))
+@pytest.mark.parametrize("call", [1, 2, 5, 6, 7, 11, 16])
 def test_whatever_happens_the_model_holds_the_last_complete_step(call, error):
     """One loss at the start; each step has four gradients and a loss."""
     complete = snapshots(mlp())
@@ -177,7 +167,7 @@ def test_a_step_that_breaks_the_model_is_undone():
         loss = case.loss_fn(model, batch)
         return loss if torch.is_grad_enabled() or (model[0].weight != 0).all() else loss * torch.nan
 
-    with pytest.raises(RuntimeError, match="the loss became nan by this step, which is undone"):
+    with pytest.raises(RuntimeError, match="the loss became nan in this step, which is undone"):
         prune(case.model, loss_fn, [case.batch], 0.9, num_grads=4, recomputations=2)
     assert unchanged(case.model, before)
 
@@ -197,7 +187,7 @@ def test_batch_norm_that_fails_is_put_back():
 
 
 def test_memory_that_is_not_there(monkeypatch):
-    monkeypatch.setattr("mfac.gradients.row_sinks.available_memory", lambda device: 100)
+    monkeypatch.setattr("mfac.gradients.collect.available_memory", lambda device: 100)
     with pytest.raises(MemoryError, match="for prune the way to disk is rows_dir"):
         quick(mlp(), 0.5)
 
@@ -209,8 +199,10 @@ def test_a_bare_criterion_is_explained():
     prune(case.model, mfac.criterion_loss(nn.CrossEntropyLoss()), [case.batch], 0.5, num_grads=2, recomputations=1)
 
 
-def test_targets_on_several_devices_are_refused():
+def test_models_that_cannot_be_pruned():
     case = mlp()
+    with pytest.raises(ValueError, match=r"nothing to prune.*the model has 0.weight, 0.bias"):
+        prune(nn.Sequential(nn.LayerNorm(3)), lambda m, b: m(b).sum(), [torch.ones(2, 3)], 0.5)
     case.model[2].to("meta")
-    with pytest.raises(ValueError, match="the targets lie on cpu, meta; prune needs them on one device"):
+    with pytest.raises(ValueError, match="the targets are on cpu, meta; prune needs them on one device"):
         quick(case, 0.5)

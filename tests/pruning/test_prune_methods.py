@@ -1,15 +1,13 @@
-"""The other methods behind the same face, each against its literal formula."""
+"""Magnitude and the diagonal of the Fisher matrix against their formulas, and other ways to take gradients."""
 
 import pytest
 import torch
 from models import cross_entropy, mlp
-from pruning_cases import DAMPING, dense_obs, quadratic
+from pruning_cases import DAMPING, quadratic
 from torch import nn
-from torch.nn import functional as F
 
 from mfac.pruning import prune
-from mfac.pruning.layer_statistics import find_layers, layer_moments
-from mfac.pruning.methods import METHODS
+from mfac.pruning.options import METHODS
 
 
 def small():
@@ -34,8 +32,7 @@ def lowest(scores, fraction):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("update", ["joint", "obs", "none"])
-@pytest.mark.parametrize("scope", ["global", "layer"])
+@pytest.mark.parametrize(("update", "scope"), [("joint", "layer"), ("obs", "global"), ("none", "global")])
 def test_every_method_gives_exact_counts(method, update, scope):
     model, batches = small()
     result = pruned(model, batches, 0.55, method=method, update=update, scope=scope, recomputations=3, block_size=16)
@@ -58,20 +55,6 @@ def test_magnitude_takes_the_smallest_and_moves_nothing():
     assert result.history[0].damping is None
 
 
-def test_wanda_is_weight_times_the_norm_of_its_input():
-    model, batches = small()
-    images = torch.cat([images for images, _ in batches])
-    hidden = model[:3](images).detach()
-    patches = F.unfold(images, 3, padding=1, stride=2).transpose(1, 2).flatten(0, 1)
-    scores = [
-        model[0].weight.detach().abs() * patches.square().mean(0).sqrt().view(1, 2, 3, 3),
-        model[3].weight.detach().abs() * hidden.square().mean(0).sqrt(),
-    ]
-    result = pruned(model, batches, 0.5, method="wanda", scope="layer")
-    for score, mask in zip(scores, result.masks.values(), strict=True):
-        assert torch.equal(~mask, lowest([score], 0.5)[0])
-
-
 def test_the_diagonal_fisher_is_the_mean_of_squared_gradients():
     problem = quadratic(8, 1)
     result = prune(
@@ -83,101 +66,6 @@ def test_the_diagonal_fisher_is_the_mean_of_squared_gradients():
     assert torch.equal(~gone, torch.cat([mask.flatten() for mask in result.masks.values()]))
     assert result.predicted_increase == pytest.approx(float(scores[gone].sum()))
     assert result.true_increase == pytest.approx(result.predicted_increase)
-
-
-@pytest.mark.parametrize("update", ["joint", "obs", "none"])
-def test_woodfisher_is_mfac_by_another_way(update):
-    models = []
-    for method in ("mfac", "woodfisher"):
-        problem = quadratic(8, 7)
-        prune(
-            problem.model, problem.loss_fn, problem.batches, 0.5, num_grads=8, block_size=7, damping=DAMPING,
-            recomputations=2, update=update, method=method,
-        )  # fmt: skip
-        models.append(problem.model.vector())
-    assert torch.allclose(*models, atol=1e-8)
-
-
-def test_layer_wise_obs_keeps_the_outputs_of_each_layer():
-    """For one linear layer the joint update is least squares of the output on the inputs that are kept."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 3, bias=False)).double()
-    weight = model[0].weight.detach().clone()
-    x = torch.randn(50, 6, dtype=torch.float64) @ torch.randn(6, 6, dtype=torch.float64)
-    result = pruned(model, [(x, torch.zeros(50, dtype=torch.long))], 0.5, method="lobs", damping=1e-12, num_grads=1)
-    H = x.T @ x / 50
-    scores = weight.square() / (2 * torch.linalg.inv(H).diagonal())
-    assert torch.equal(~result.masks["0.weight"], lowest([scores], 0.5)[0])
-    for row, kept, new in zip(weight, result.masks["0.weight"], model[0].weight, strict=True):
-        best = torch.linalg.lstsq(x[:, kept], x @ row).solution
-        assert torch.allclose(new[kept], best, atol=1e-6)
-
-
-def test_layer_wise_obs_by_single_updates():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 3, bias=False)).double()
-    weight = model[0].weight.detach().clone()
-    x = torch.randn(50, 6, dtype=torch.float64)
-    masks = pruned(
-        model, [(x, torch.zeros(50, dtype=torch.long))], 0.5, method="lobs", damping=1e-3, num_grads=1, update="obs"
-    ).masks
-    H = x.T @ x / 50 + 1e-3 * torch.eye(6)
-    for row, kept, new in zip(weight, masks["0.weight"], model[0].weight, strict=True):
-        assert torch.allclose(new, row + dense_obs(H, row, ~kept), atol=1e-10)
-
-
-@pytest.mark.parametrize("update", ["joint", "obs", "none"])
-def test_kronecker_factors_against_the_dense_product(update):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 4, bias=False)).double()
-    theta = model[0].weight.detach().flatten().clone()
-    x, y = torch.randn(30, 5, dtype=torch.float64), torch.randint(4, (30,))
-    output = model(x)
-    grads = torch.autograd.grad(F.cross_entropy(output, y, reduction="sum"), output)[0]
-    A, S = x.T @ x / 30, grads.T @ grads / 30
-    pi = float((A.diagonal().mean() / S.diagonal().mean()).sqrt())
-    A, S = A + pi * 0.1 * torch.eye(5), S + 0.1 / pi * torch.eye(4)
-    dense = torch.kron(S, A)
-    result = pruned(model, [(x, y)], 0.4, method="kfac", damping=0.01, num_grads=1, update=update)
-    gone = lowest([theta.square() / torch.linalg.inv(dense).diagonal()], 0.4)[0]
-    assert torch.equal(~gone, result.masks["0.weight"].flatten())
-    truth = {"none": torch.where(gone, -theta, 0.0), "obs": dense_obs(dense, theta, gone)}.get(update)
-    if truth is None:
-        moved = torch.linalg.solve(dense[~gone][:, ~gone], dense[~gone][:, gone] @ theta[gone])
-        truth = -theta.clone()
-        truth[~gone] = moved
-    assert torch.allclose(model[0].weight.flatten(), theta + truth, atol=1e-5)
-    assert result.predicted_increase == pytest.approx(0.5 * float(truth @ dense @ truth), rel=1e-4)
-
-
-def test_moments_of_convolutions_are_those_of_their_patches():
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(4, 6, 3, padding=1, stride=2, groups=2), nn.Flatten(2), nn.Conv1d(6, 2, 3, padding="same", dilation=2)
-    )
-    layers = find_layers(model, {"0.weight": model[0].weight, "2.weight": model[2].weight}, "lobs")
-    x = torch.randn(5, 4, 6, 6)
-    found = layer_moments(model, lambda m, b: m(b).square().mean(), [x], 1, layers, backward=True)
-    patches = F.unfold(x, 3, padding=1, stride=2).view(5, 2, 18, 9)
-    assert torch.allclose(
-        found["0.weight"].inputs, torch.einsum("ngkt,nglt->gkl", patches, patches).double(), atol=1e-3
-    )
-    assert (found["0.weight"].samples, found["0.weight"].positions) == (5, 45)
-    hidden = model[:2](x)
-    columns = F.unfold(F.pad(hidden, (2, 2))[:, :, None], (1, 3), dilation=(1, 2))
-    assert torch.allclose(
-        found["2.weight"].inputs[0], torch.einsum("nkt,nlt->kl", columns, columns).double(), atol=1e-3
-    )
-    output = model(x)
-    grad = torch.autograd.grad(output.square().mean(), output)[0] * 5
-    assert torch.allclose(found["2.weight"].outputs, torch.einsum("nct,ndt->cd", grad, grad).double(), rtol=1e-3)
-
-
-def test_kfac_refuses_groups():
-    model = nn.Sequential(nn.Conv2d(4, 6, 3, groups=2), nn.Flatten(), nn.Linear(6, 3))
-    batch = (torch.randn(5, 4, 3, 3), torch.randint(3, (5,)))
-    with pytest.raises(ValueError, match="knows no grouped convolutions"):
-        pruned(model, [batch], 0.5, method="kfac")
 
 
 def test_auto_damping_is_said_in_the_records():

@@ -16,7 +16,7 @@ from transformers import Trainer, TrainingArguments
 
 import mfac
 from mfac.integrations.lightning import PruningCallback as LightningPruning
-from mfac.integrations.pace import Pace
+from mfac.integrations.pace import PacedPruning
 from mfac.integrations.transformers import STATE_FILE
 from mfac.integrations.transformers import PruningCallback as TransformersPruning
 from mfac.pruning.gradual import GradualPruner
@@ -34,9 +34,9 @@ def same_weights(left, right):
 
 
 def test_the_pace():
-    pace = Pace(every=10, start=5)
+    pace = PacedPruning(None, every=10, start=5)
     assert [pace.due(step) for step in (0, 4, 5, 14, 15, 100)] == [0, 0, 1, 1, 2, 10]
-    assert [Pace(every=3).due(step) for step in (0, 2, 3)] == [1, 1, 2]
+    assert [PacedPruning(None, every=3).due(step) for step in (0, 2, 3)] == [1, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_the_pace():
 )
 def test_paces_that_are_none(options, message):
     with pytest.raises(ValueError, match=message):
-        Pace(**options)
+        PacedPruning(None, **options)
 
 
 # Hugging Face
@@ -98,14 +98,14 @@ def test_hugging_face_without_the_masks_of_its_checkpoint(tmp_path):
     trainer.train()
     (tmp_path / "checkpoint-4" / STATE_FILE).unlink()
     trainer, _ = hugging_face(tmp_path)
-    with pytest.raises(ValueError, match=r"resumed at step 4, but .*mfac_pruning.pt is not there"):
+    with pytest.raises(ValueError, match=r"resumes at step 4, but .*mfac_pruning.pt with the masks is missing"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
 
 
 def test_hugging_face_must_not_bring_back_a_denser_model(tmp_path):
     options = {"eval_strategy": "steps", "eval_steps": 4, "load_best_model_at_end": True}
     case = bert(4)
-    with pytest.raises(ValueError, match="load_best_model_at_end=True would bring back"):
+    with pytest.raises(ValueError, match="load_best_model_at_end=True would restore"):
         TransformersPruning(lambda m, o: None, every=3).on_train_begin(
             TrainingArguments(str(tmp_path), use_cpu=True, save_steps=4, **options), None, None, model=case.model
         )
@@ -195,10 +195,8 @@ def test_a_build_that_gives_no_pruner(tmp_path):
 
 
 def test_several_processes_are_refused():
-    from mfac.integrations.pace import built
-
     with pytest.raises(ValueError, match="prunes in one process, and training runs in 4"):
-        built(lambda model, optimizer: None, mlp().model, None, 4)
+        PacedPruning(lambda model, optimizer: None, every=1).begin(mlp().model, None, 4)
 
 
 @pytest.mark.parametrize("library", ["transformers", "lightning"])

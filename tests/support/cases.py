@@ -92,10 +92,6 @@ def in_float64(rows, damping, folder):
     return Built(mfac.StaticInverseFisher(rows, damping, precision="float64"), rows)
 
 
-def on_devices(rows, damping, folder):
-    return Built(mfac.StaticInverseFisher(rows, damping, devices=["cpu", "cpu", "cpu"]), rows)
-
-
 def blocks_of(block_size, **options):
     def build(rows, damping, folder):
         d = rows.shape[1]
@@ -180,8 +176,6 @@ OPERATORS: dict[str, Callable[[Tensor, float, Any], Built]] = {
     "blocks overwritten": blocks_of(15, overwrite=True),
     "blocks paged": blocks_of(4, page_size=9),
     "one weight a block": blocks_of(1),
-    "three devices": on_devices,
-    "blocks on two devices": blocks_of(15, devices=["cpu", "cpu"]),
     "pages": paged(7),
     "one column a page": paged(1),
     "one page": paged(1000),

@@ -14,8 +14,7 @@ TASK = """
 import torch
 from torch import nn
 from torch.nn import functional as F
-
-from mfac.app.datasets import TensorBatches
+from torch.utils.data import DataLoader, TensorDataset
 
 
 def model():
@@ -28,11 +27,11 @@ def _data():
 
 
 def train_batches():
-    return TensorBatches(*_data(), 8, shuffle=True)
+    return DataLoader(TensorDataset(*_data()), 8, shuffle=True)
 
 
 def eval_batches():
-    return TensorBatches(*_data(), 32)
+    return DataLoader(TensorDataset(*_data()), 32)
 
 
 def loss(model, batch):

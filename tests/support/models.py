@@ -144,62 +144,11 @@ class Recurrent(nn.Module):
         return self.head(torch.cat([last, *(state.transpose(0, 1).flatten(1) for state in states)], 1))
 
 
-def recurrent(rnn: Callable[..., nn.RNNBase], width: int, n: int = 5, **options: Any) -> Case:
-    torch.manual_seed(7)
-    model = Recurrent(rnn(4, 5, **options), width)
-    return Case(model, cross_entropy, (torch.randn(n, 6, 4), torch.randint(3, (n,))))
-
-
 def lstm(n: int = 5) -> Case:
-    return recurrent(nn.LSTM, 15, n, batch_first=True)
-
-
-def deep_lstm(n: int = 5) -> Case:
-    """Two layers in two directions, with dropout that is off, and given its first states."""
-    case = recurrent(nn.LSTM, 50, n, num_layers=2, bidirectional=True, dropout=0.5)
-    case.model.start = nn.Parameter(torch.randn(4, 1, 5))
-
-    def begin(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        h = case.model.start.expand(-1, inputs[0].shape[1], -1).contiguous()
-        return inputs[0], (h, torch.ones(4, h.shape[1], 5))
-
-    case.model.rnn.register_forward_pre_hook(begin)
-    return case
-
-
-def gru(n: int = 5) -> Case:
-    return recurrent(nn.GRU, 20, n, bidirectional=True, bias=False)
-
-
-def elman(n: int = 5) -> Case:
-    """Two layers with relu; the biases of one and a weight are frozen."""
-    case = recurrent(nn.RNN, 15, n, num_layers=2, nonlinearity="relu", batch_first=True)
-    case.model.rnn.bias_ih_l0.requires_grad_(False)
-    case.model.rnn.weight_hh_l1.requires_grad_(False)
-    case.model.rnn.bias_hh_l1.requires_grad_(False)
-    return case
-
-
-class Cells(nn.Module):
-    """Cells of every kind, stepped by hand."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.gru = nn.LSTMCell(4, 5), nn.GRUCell(4, 5, bias=False)
-        self.tanh, self.relu = nn.RNNCell(4, 5), nn.RNNCell(4, 5, nonlinearity="relu")
-        self.head = nn.Linear(5, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = c = a = b = d = torch.zeros(len(x), 5)
-        for step in x.unbind(1):
-            h, c = self.lstm(step, (h, c))
-            a, b, d = self.gru(step, a), self.tanh(step, b), self.relu(step, d)
-        return self.head(h + a + b + d)
-
-
-def cells(n: int = 5) -> Case:
+    """A layer that vmap has no rule for."""
     torch.manual_seed(7)
-    return Case(Cells(), cross_entropy, (torch.randn(n, 6, 4), torch.randint(3, (n,))))
+    model = Recurrent(nn.LSTM(4, 5, batch_first=True), 15)
+    return Case(model, cross_entropy, (torch.randn(n, 6, 4), torch.randint(3, (n,))), is_mapped=False)
 
 
 class Packed(nn.Module):
@@ -301,10 +250,6 @@ CASES: dict[str, Callable[..., Case]] = {
     "tied": tied,
     "embedding": embedding,
     "lstm": lstm,
-    "deep_lstm": deep_lstm,
-    "gru": gru,
-    "elman": elman,
-    "cells": cells,
     "packed": packed,
     "frozen_backbone": frozen_backbone,
     "unused_parameter": unused_parameter,

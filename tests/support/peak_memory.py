@@ -10,7 +10,6 @@ from torch import nn
 from mfac.gradients import accumulate_fisher, collect_gradients
 
 ROWS, WIDTH = 96, 700
-WIDE_ROWS, WIDE = 6, 3000
 
 
 def peak() -> float:
@@ -21,17 +20,16 @@ def peak() -> float:
 
 def rise(mode: str) -> float:
     torch.manual_seed(0)
-    rows, width = (WIDE_ROWS, WIDE) if mode == "wide" else (ROWS, WIDTH)
-    narrow, model = (nn.Sequential(nn.Linear(width, n), nn.ReLU(), nn.Linear(n, 10)) for n in (3, width))
-    inputs, targets = torch.randn(rows, width), torch.randint(10, (rows,))
+    narrow, model = (nn.Sequential(nn.Linear(WIDTH, n), nn.ReLU(), nn.Linear(n, 10)) for n in (3, WIDTH))
+    inputs, targets = torch.randn(ROWS, WIDTH), torch.randint(10, (ROWS,))
     batches = [(inputs, targets)] if mode == "sample" else list(zip(inputs.split(1), targets.split(1), strict=True))
     # Modules are imported here; not for the model itself, since memory that its rows leave would hide those to come.
     collect_gradients(narrow, cross_entropy, batches, 2, per_sample=mode == "sample")
     before = peak()
     if mode == "blocks":
-        accumulate_fisher(model, cross_entropy, batches, 4 * rows, 4, cycle=True)
+        accumulate_fisher(model, cross_entropy, batches, 4 * ROWS, 4, cycle=True)
     else:
-        collect_gradients(model, cross_entropy, batches, rows, per_sample=mode == "sample")
+        collect_gradients(model, cross_entropy, batches, ROWS, per_sample=mode == "sample")
     return peak() - before
 
 

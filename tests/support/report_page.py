@@ -1,69 +1,12 @@
 """A page of HTML taken apart, and pages of the cases."""
 
+import re
 from functools import cache
 from html.parser import HTMLParser
 
 import report_cases as cases
 
 from mfac.app.report import render_page
-
-
-class Page(HTMLParser):
-    """A page taken apart: its elements in order, with the text inside each."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.elements, self.open, self.parts = [], [], []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        element = {"tag": tag, "text": "", "inside": [one["tag"] for one in self.open], **dict(attrs)}
-        self.elements.append(element)
-        if tag not in ("meta", "link"):
-            self.open.append(element | {"first": len(self.parts), "element": element})
-
-    def handle_startendtag(self, tag, attrs):
-        self.handle_starttag(tag, attrs)
-        self.open.pop()
-
-    def handle_endtag(self, tag):
-        closed = self.open.pop()
-        assert closed["tag"] == tag
-        closed["element"]["text"] = "".join(self.parts[closed["first"] :])
-
-    def handle_data(self, data):
-        self.parts.append(data)
-
-    def find(self, tag, **attributes):
-        return [
-            one for one in self.elements if one["tag"] == tag and all(one.get(k) == v for k, v in attributes.items())
-        ]
-
-    def ids(self):
-        return [element["id"] for element in self.elements if "id" in element]
-
-    def figure(self, ident):
-        (figure,) = self.find("figure", id=ident)
-        start = self.elements.index(figure)
-        following = [i for i, one in enumerate(self.elements) if i > start and one["tag"] in ("figure", "section")]
-        return self.elements[start : following[0] if following else None]
-
-    def rows(self):
-        """Every row of every table, as lists of texts."""
-        rows, current = [], []
-        for element in self.elements:
-            if element["tag"] == "tr":
-                rows.append(current := [])
-            elif element["tag"] in ("td", "th"):
-                current.append(element["text"])
-        return rows
-
-
-def names_of_axes(part):
-    return [element["text"] for element in part if element["tag"] == "text" and element.get("class") == "name"]
-
 
 ALL = {
     "pruning": [cases.pruning()],
@@ -77,6 +20,72 @@ ALL = {
 }
 
 
+class Page(HTMLParser):
+    """The elements of a page in order, each with its text, and the tags and ids of those around it."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.open = [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        around = " ".join(f"{one['tag']}#{one.get('id')}" for one in self.open)
+        self.elements.append({"tag": tag, "text": "", "around": f"{around} ", **dict(attrs)})
+        if tag not in ("meta", "link"):
+            self.open.append(self.elements[-1])
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop()["tag"] == tag
+
+    def handle_data(self, data):
+        for element in self.open:
+            element["text"] += data
+
+    def find(self, tag, class_=None):
+        return [one for one in self.elements if one["tag"] == tag and class_ in (None, one.get("class"))]
+
+    def texts(self, tag, class_=None):
+        return [one["text"].replace("\N{NO-BREAK SPACE}", " ") for one in self.find(tag, class_)]
+
+    def ids(self):
+        return [element["id"] for element in self.elements if "id" in element]
+
+    def figure(self, ident):
+        return [one for one in self.elements if f"figure#{ident} " in one["around"]]
+
+    def rows(self):
+        """Every row of every table, as lists of texts."""
+        rows = []
+        for element in self.elements:
+            if element["tag"] == "tr":
+                rows.append([])
+            elif element["tag"] in ("td", "th"):
+                rows[-1].append(element["text"])
+        return rows
+
+
+def axis_names(part):
+    """The names of the x axis and, if it has one, of the y axis."""
+    texts = [one for one in part if one["tag"] == "text" and "axis_" in one["around"]]
+    return tuple(one["text"] for one in texts if "tick_" not in one["around"])
+
+
+def legend(part):
+    """The labels in a plot's legend with their colours, in order."""
+    found, colour = {}, ""
+    for one in part:
+        if "legend_" in one["around"]:
+            colour = "".join(re.findall(r"stroke: (var\(--\w+\))", one.get("style") or "")) or colour
+            found |= {one["text"]: colour} if one["tag"] == "text" else {}
+    return found
+
+
 @cache
 def text_of(name):
     return render_page(ALL[name])
@@ -87,5 +96,5 @@ def page(name):
     return Page(text_of(name))
 
 
-def page_of(*runs, title=None):
-    return Page(render_page(list(runs), title))
+def page_of(*runs):
+    return Page(render_page(list(runs)))

@@ -1,10 +1,12 @@
-"""A small task, listeners that stop a run, and a run that kills itself: `python run_cases.py kind folder calls`."""
+"""A small task, watchers that stop a run, and a run that kills itself: `python run_cases.py kind folder calls`."""
 
 import errno
+import json
 import os
 import signal
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,20 +16,20 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from mfac.app.runs.optimizers import OptimizerSettings
-from mfac.app.runs.pruning_run import run_pruning
-from mfac.app.runs.pruning_settings import PruningSettings
-from mfac.app.runs.training_run import TrainingSettings, run_training
-from mfac.app.runs.watcher import Silent
+from mfac.app.runs.pruning import PruningSettings
+from mfac.app.runs.run import Watcher, run_task
+from mfac.app.runs.training import TrainingSettings
 from mfac.app.tasks import Task
-from mfac.pruning import atomic_file
+from mfac.pruning.options import PruningOptions
 
-ONE_SHOT = PruningSettings(sparsities=(0.8,), recomputations=4, num_grads=8, block_size=16)
+ONE_SHOT = PruningSettings(PruningOptions(recomputations=4, num_grads=8, block_size=16), sparsities=(0.8,))
 GRADUAL = PruningSettings(
-    sparsities=(0.8,), recomputations=2, num_grads=8, block_size=16, gradual=True, steps=3, save_every=0
+    PruningOptions(recomputations=2, num_grads=8, block_size=16), sparsities=(0.8,), gradual=True, steps=3, save_every=0
 )
 TRAINING = TrainingSettings(
     optimizers=(OptimizerSettings("mfac", num_grads=4, momentum=0.5), OptimizerSettings("adam")), epochs=3, save_every=0
 )
+TIMES = ("started", "finished", "seconds", "gradient_seconds", "seconds_total", "second", "peak_bytes")
 
 
 def data():
@@ -55,10 +57,18 @@ def small_task(**changes):
     return Task(**parts | changes)
 
 
-class StopAfter(Silent):
+def run(folder, settings, task=None, **options):
+    return run_task(task or small_task(), settings, Path(folder), **options)
+
+
+def with_options(settings, sparsities=(0.8,), **options):
+    return replace(settings, sparsities=sparsities, options=replace(settings.options, **options))
+
+
+class StopAfter(Watcher):
     """Ctrl-C after so many reports of where the run is."""
 
-    def __init__(self, calls, act=None):
+    def __init__(self, calls=-1, act=None):
         self.left, self.lines, self.act = calls, [], act
 
     def at(self, done, note=""):
@@ -72,8 +82,19 @@ class StopAfter(Silent):
         self.lines.append(line)
 
 
+def without_times(record):
+    """The record as JSON, without times and memory."""
+
+    def prune(value):
+        if isinstance(value, dict):
+            return {key: prune(item) for key, item in value.items() if key not in TIMES}
+        return [prune(item) for item in value] if isinstance(value, list) else value
+
+    return prune(json.loads(json.dumps(record)))
+
+
 def tensor_bytes(folder):
-    """Every tensor that a run leaves in its files, to the bit; the header's order is the format's own affair."""
+    """Every tensor that a run leaves in its files, to the bit."""
     return {
         f"{path.relative_to(folder)} {name}": tensor.numpy().tobytes()
         for path in sorted(Path(folder).rglob("*.safetensors"))
@@ -93,14 +114,12 @@ def full_disk(monkeypatch, after):
         real(handle)
 
     with monkeypatch.context() as patch:
-        patch.setattr(atomic_file.os, "fsync", full)
+        patch.setattr(os, "fsync", full)
         yield
 
 
 def start(kind, folder, watcher=None):
-    if kind == "train":
-        return run_training(small_task(), TRAINING, Path(folder), watcher=watcher)
-    return run_pruning(small_task(), ONE_SHOT if kind == "prune" else GRADUAL, Path(folder), watcher=watcher)
+    return run(folder, {"train": TRAINING, "prune": ONE_SHOT, "gradual": GRADUAL}[kind], watcher=watcher)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Columns of parameters that every rank has whole, as in data-parallel training: each holds a chunk of them."""
+"""Columns of parameters that every rank has in full, as in data-parallel training: each rank holds a chunk of them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,58 +7,51 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mfac.distributed.columns import Figures, saved_shape
-from mfac.distributed.groups import Ranks
-from mfac.distributed.placements import as_placed, is_placed, local
+from mfac.columns import Ranks, is_placed, local, saved_shape
+from mfac.distributed.placements import sharded
 from mfac.layout import ParameterLayout
 
 
 class ChunkedColumns:
-    """One chunk of every parameter, of parameters that every rank has whole (data parallel).
+    """One chunk of every parameter. The step is gathered, so every rank moves its weights by the same numbers.
 
-    Chunks are those of `torch.chunk` along the first dimension, or over the kept weights where there is a mask: so
-    `torch.distributed.checkpoint` can cut them anew. Every rank has as many columns as the first; those behind the end
-    of a parameter are zeros. Steps are gathered, so all ranks move their weights by the same numbers.
+    Chunks are those of `torch.chunk` along the first dimension, or over the kept weights where there is a mask, so
+    that `torch.distributed.checkpoint` can reshard them. Every rank has as many columns as the first; those past the
+    end of a parameter are zero.
     """
 
     def __init__(self, named: Mapping[str, Tensor], masks: Mapping[str, Tensor], ranks: Ranks):
         self.ranks = ranks
         self.layout = layout = ParameterLayout.of_tensors(named, masks)
         self.tensors = layout.tensors
-        counts = [saved_shape(layout, number)[0] for number in range(len(layout.names))]
-        widths = [-(-n // ranks.size) * (size // max(n, 1)) for n, size in zip(counts, layout.sizes, strict=True)]
-        self._starts = [min(ranks.rank * width, size) for width, size in zip(widths, layout.sizes, strict=True)]
-        self._stops = [min(start + w, size) for start, w, size in zip(self._starts, widths, layout.sizes, strict=True)]
-        lefts = [sum(widths[:number]) for number in range(len(widths))]
-        self._slots = [slice(left, left + width) for left, width in zip(lefts, widths, strict=True)]
-        mine = zip(lefts, self._starts, self._stops, strict=True)
-        self.spans = tuple(slice(left, left + stop - start) for left, start, stop in mine)
-        self.dim = sum(widths)
+        self._chunks, self._slots, left = list[slice](), list[slice](), 0
+        for number, size in enumerate(layout.sizes):
+            n = saved_shape(layout, number)[0]
+            width = -(-n // ranks.size) * (size // max(n, 1))
+            start = min(ranks.rank * width, size)
+            self._chunks.append(slice(start, min(start + width, size)))  # of the parameter
+            self._slots.append(slice(left, left + width))  # of the row, zeros at the end included
+            left += width
+        pairs = zip(self._slots, self._chunks, strict=True)
+        self.spans = tuple(slice(slot.start, slot.start + chunk.stop - chunk.start) for slot, chunk in pairs)
+        self.dim = left
         self._mesh: Any = None
 
     def meet(self) -> None:
-        """All have the same parameters, so each knows the chunks of the others."""
+        pass
 
     def place(self, number: int) -> tuple[int, int]:
-        """This rank's chunk."""
-        return self._starts[number], self._stops[number]
+        return self._chunks[number].start, self._chunks[number].stop
 
     def flatten(self, values: Sequence[Tensor | None], out: Float[Tensor, " d"]) -> None:
-        """This rank's chunk of every value."""
-        pieces = []
+        out.zero_()
         for number, value in enumerate(values):
-            slot, span = self._slots[number], self.spans[number]
-            if value is None:
-                span = slice(slot.start, slot.start)
-            else:
-                pieces.append(self._chunk(number, value))
-            if span.stop < slot.stop:
-                pieces.append(torch.zeros(slot.stop - span.stop, dtype=out.dtype, device=out.device))
-        torch.cat([piece.to(out.device) for piece in pieces], out=out)
+            if value is not None:
+                flat, kept, chunk = value.reshape(-1), self.layout.kept[number], self._chunks[number]
+                out[self.spans[number]] = flat[chunk] if kept is None else flat.index_select(0, kept[chunk])
 
-    def finish(self, step: Float[Tensor, " d"], figures: Figures) -> tuple[list[Tensor], Figures]:
-        """The chunks of all ranks, and their figures, in one gathering."""
-        packed = torch.cat((step, figures.to(step)))
+    def finish(self, step: Float[Tensor, " d"], sums: Float[Tensor, " n"]) -> tuple[list[Tensor], Float[Tensor, " n"]]:
+        packed = torch.cat((step, sums.to(step)))
         everything = self.ranks.gather(packed[None], [1] * self.ranks.size)
         parts = []
         for number, tensor in enumerate(self.tensors):
@@ -67,48 +60,31 @@ class ChunkedColumns:
             if kept is not None:
                 part = part.new_zeros(tensor.numel()).index_copy_(0, kept.to(part.device), part)
             parts.append(part.view(tensor.shape))
-        return parts, _united(everything[:, -3:])
+        return parts, everything[:, self.dim :].sum(0)
 
-    def total(self, figures: Figures) -> Figures:
-        """They came with the step."""
-        return figures
-
-    def length(self, norm: Tensor) -> Tensor:
-        """It is: every rank has the whole step."""
-        return norm
+    def total(self, sums: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+        return sums
 
     def to_state(self, number: int, rows: Float[Tensor, "m n"]) -> Tensor:
-        """A DTensor, cut along its first dimension but one."""
         if self._mesh is None:
             from torch.distributed.device_mesh import DeviceMesh
 
             assert self.ranks.group is not None
             self._mesh = DeviceMesh.from_group(self.ranks.group, rows.device.type)
         n, *rest = saved_shape(self.layout, number)
-        shape = len(rows), n, *rest
-        unit = self.layout.sizes[number] // max(n, 1)
-        return as_placed(rows.view(len(rows), rows.shape[1] // max(unit, 1), *rest), self._mesh, 0, 1, shape)
+        unit = max(self.layout.sizes[number] // max(n, 1), 1)
+        piece = rows.view(len(rows), rows.shape[1] // unit, *rest)
+        return sharded(piece, self._mesh, 0, 1, (len(rows), n, *rest))
 
     def of_state(self, number: int, state: Mapping[str, Any]) -> Float[Tensor, "m n"]:
-        """The chunk that was loaded here, or this rank's of what was saved whole."""
-        rows, start, stop = state["rows"], self._starts[number], self._stops[number]
+        rows, chunk = state["rows"], self._chunks[number]
         if not is_placed(rows):
-            return rows.flatten(1)[:, start:stop]
+            return rows.flatten(1)[:, chunk]
         piece = local(rows).flatten(1)
-        if piece.shape[1] != stop - start:
+        if piece.shape[1] != chunk.stop - chunk.start:
             raise ValueError(
-                f"the saved state of {self.layout.names[number]} is cut for other ranks: {piece.shape[1]} columns are "
-                f"here, {stop - start} belong here; save and load it with torch.distributed.checkpoint"
+                f"the saved state of {self.layout.names[number]} is sharded for other ranks: it has {piece.shape[1]} "
+                f"columns, this rank holds {chunk.stop - chunk.start}; save and load it with "
+                "torch.distributed.checkpoint"
             )
         return piece
-
-    def _chunk(self, number: int, value: Tensor) -> Tensor:
-        flat, kept = value.reshape(-1), self.layout.kept[number]
-        chunk = slice(self._starts[number], self._stops[number])
-        return flat[chunk] if kept is None else flat.index_select(0, kept[chunk])
-
-
-def _united(figures: Float[Tensor, "ranks 3"]) -> Figures:
-    """Norms and products of whole vectors, from those of their pieces."""
-    norms = torch.linalg.vector_norm(figures[:, :2], dim=0)
-    return torch.cat((norms, figures[:, 2].sum(0, keepdim=True)))

@@ -1,25 +1,32 @@
 """The model and the random state, left exactly as they were found."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mfac.gradients.batches import Batch
+
 
 @contextmanager
 def evaluation(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode, gradients on, every `.grad` out of the way; all as before afterwards, whatever happens.
+    """The model in eval mode, gradients on, every `.grad` set aside; restored afterwards, whatever happens.
 
-    What is put back: each module's training flag, each `.grad` (the very tensor), each buffer (the very tensor, with
-    its values), and the random state of torch, numpy and Python.
+    Restored are training flags, `.grad` and buffers (the same tensors with the same values), and the random state of
+    torch, numpy and Python.
     """
     flags = [(module, module.training) for module in model.modules()]
     grads = [(parameter, parameter.grad) for parameter in model.parameters()]
-    buffers = _save_buffers(model)
-    with _random_state(_devices(model)):
+    buffers = [
+        (module, name, buffer, buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+    accelerators = {p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")}
+    with _random_state(sorted(accelerators, key=str)):
         try:
             model.eval()
             for parameter, _ in grads:
@@ -48,17 +55,25 @@ def _random_state(devices: list[torch.device]) -> Iterator[None]:
             torch.get_device_module(device).set_rng_state(state, device)
 
 
-def _devices(model: nn.Module) -> list[torch.device]:
-    """The accelerators that the model is on."""
-    return sorted({p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")}, key=str)
+def set_seed(seed: int, device: torch.device) -> None:
+    """Sets torch's random state on the CPU and on `device`."""
+    torch.default_generator.manual_seed(seed)
+    if device.type not in ("cpu", "meta"):
+        module = torch.get_device_module(device)
+        with module.device(device):
+            module.manual_seed(seed)
 
 
-def _save_buffers(model: nn.Module) -> list[tuple[nn.Module, str, Tensor, Tensor]]:
-    return [
-        (module, name, buffer, buffer.detach().clone())
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
-    ]
+def with_own_random_state(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
+    """The batches; what is drawn at random for them continues as if no seed had been set in between."""
+    module = None if device.type in ("cpu", "meta") else torch.get_device_module(device)
+    for batch in batches:
+        here = torch.get_rng_state()
+        there = None if module is None else module.get_rng_state(device)
+        yield batch
+        torch.set_rng_state(here)
+        if module is not None:
+            module.set_rng_state(there, device)
 
 
 def _restore_buffers(saved: list[tuple[nn.Module, str, Tensor, Tensor]]) -> None:

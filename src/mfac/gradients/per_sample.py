@@ -1,164 +1,210 @@
-"""One gradient a sample: the forward pass mapped over a chunk of samples, one backward, rows filled in place.
+"""One gradient per sample: the forward pass mapped over a chunk of samples, then one backward pass.
 
 `vmap` hands the loss function one sample at a time (a batch of one), so any loss works as it is. The parameters of
-linear, embedding, convolution and recurrent layers are caught on the way (`interception`); every other parameter is
-repeated c times, which is cheap for the small ones that are left, and differentiated as c separate copies.
+linear, embedding and convolution layers are caught on the way (`layers`); every other parameter is repeated c times and
+differentiated as c separate copies, which is cheap for the small ones that are left.
 """
 
 import math
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import islice
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call, vmap
 
 from mfac.gradients.batches import Batch, sample_tensors, with_sample_tensors
-from mfac.gradients.engine import Engine
-from mfac.gradients.interception import BranchError, Interception
-from mfac.gradients.one_batch import Filled, LossFn, scalar_loss
-from mfac.gradients.row_products import RowProducts
-from mfac.gradients.weight_gradients import RowWriter
-from mfac.gradients.weight_uses import first_with_hook
+from mfac.gradients.layers import BranchError, Interception, Rows, Use
+from mfac.gradients.losses import LossFn
 from mfac.layout import ParameterLayout
+from mfac.memory import available_memory
+
+ACTIVATION_BYTES = 96 * 2**20
+STAGING_BYTES = 256 * 2**20
+FIRST_CHUNK, LARGEST_CHUNK = 8, 128
+
+
+class Plan(NamedTuple):
+    """How samples become rows: "vmap" or "loop", and the lengths of the first chunk and of the others.
+
+    Rounding may differ between methods and lengths, so a resumed run follows the plan that it began with.
+    """
+
+    method: str
+    first: int
+    others: int
 
 
 class MappedGradients:
-    """Fills rows with the gradients of the samples of a chunk.
+    """Fills rows with the gradients of a chunk of samples, unless its `plan` is to loop over them.
 
-    Args:
-        model: in eval mode.
-        loss_fn: (model, batch) -> scalar.
-        layout: the parameters; rows are those of the layout without its masks.
+    With the method "auto" samples are mapped where that is possible and chunks of 8 fit the memory set aside for them.
+    The first chunk decides, and measures how long the others are.
     """
 
-    def __init__(self, model: nn.Module, loss_fn: LossFn, layout: ParameterLayout):
-        self.layout = layout
-        self.bytes_per_sample = 0
+    def __init__(
+        self, model: nn.Module, loss_fn: LossFn, layout: ParameterLayout, method: str, chunk_size: int | None,
+        plan: Plan | None,
+    ):  # fmt: skip
+        self.layout, self.method, self.chunk_size = layout, method, chunk_size
+        self._decided = plan is not None
+        first = chunk_size or self._fitting(FIRST_CHUNK)
+        self.plan = plan or Plan("loop" if method == "loop" or first == 1 else "vmap", first, first)
         self._bound = _Bound(model, loss_fn)
-        self._products = RowProducts()
-        self._engine = Engine()
-        self._hooked = first_with_hook(model, layout)
-        self._has_recurrent = any(isinstance(module, nn.RNNBase | nn.RNNCellBase) for module in model.modules())
+        self._hooked = _first_with_hook(model, layout)
+        self._slots = {id(p): slot for p, slot in zip(layout.tensors, layout.full_slots, strict=True)}
         # Matrices, and biases of layers that are caught, are repeated only if a use turns out not to be caught.
-        biases = {id(bias) for module in model.modules() for bias in _biases(module)}
+        biases = {id(bias) for module in model.modules() if (bias := _bias(module)) is not None}
         self._repeated = {id(p) for p in layout.tensors if p.ndim < 2 and id(p) not in biases}
+        self._staging = torch.empty(0, layout.full_dim, dtype=layout.dtype, device=layout.device)
+        self._sample_bytes, self._warned = 1, False
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether all the work is in linear and embedding layers that were caught: mapping is surely faster then."""
-        matrices = [p for p in self.layout.tensors if p.ndim > 1]
-        return not self._has_recurrent and all(p.ndim == 2 and id(p) not in self._repeated for p in matrices)
+    def chunk_length(self, row: int) -> int:
+        """How many samples the chunk that starts at this row has."""
+        return self.plan.first if row == 0 else self.plan.others
 
-    def fill(
-        self,
-        batch: Batch,
-        rows: Float[Tensor, "n d"],
-        zeroed: bool = False,
-        index: Int[Tensor, "c"] | None = None,
-    ) -> Filled:
-        """Writes the gradient of sample i into row i (row index[i], if given).
+    def fill(self, batch: Batch, out: Tensor, zeroed: bool) -> tuple[list[float], bool] | None:
+        """The losses, and whether losses and rows are surely finite; None where samples are to be taken one by one.
 
         Raises:
             Exception: whatever an operation that cannot be mapped raises.
         """
+        if self.plan.method == "loop":
+            return None
+        layout = self.layout
+        direct = not layout.masked and (out.dtype, out.device) == (layout.dtype, layout.device)
+        if not direct and len(self._staging) < len(out):
+            self._staging = self._staging.new_empty(len(out), layout.full_dim)
+        full = out if direct else self._staging[: len(out)]
+        if not (direct and zeroed):
+            full.zero_()
+        losses, bound = self._fill(batch, full.unbind())
+        if not direct:
+            layout.compress(full, out)
+        if not self._decided:
+            self._decide(staged=not (direct and zeroed))
+            if self.plan.method == "loop":
+                return None
+        return losses, math.isfinite(sum(losses)) and bound < torch.finfo(out.dtype).max
+
+    def refuse(self, error: Exception) -> None:
+        """Says why the samples of a chunk were taken one by one: mapping them raised `error`.
+
+        Raises:
+            ValueError: they were to be mapped.
+        """
+        line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = line if len(line) <= 200 else line[:200] + " ..."
+        if self.method == "vmap":
+            raise ValueError(f'method="vmap" cannot map this model: {reason}; use method="auto"') from error
+        if not self._decided:
+            self.plan, self._decided = self.plan._replace(method="loop"), True
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"per-sample gradients are taken one by one, because vmap cannot map this model: {reason}", stacklevel=2
+            )
+
+    def _decide(self, staged: bool) -> None:
+        """Plans the other chunks: the largest power of two whose activations, and rows if staged, fit."""
+        self._decided = True
+        if self.chunk_size is not None:
+            return
+        fitting = min(LARGEST_CHUNK, min(ACTIVATION_BYTES, self._budget()) // self._sample_bytes)
+        fitting = max(1, self._fitting(fitting) if staged else fitting)
+        if self.method == "auto" and fitting < FIRST_CHUNK:
+            self.plan = self.plan._replace(method="loop")
+        else:
+            self.plan = self.plan._replace(others=1 << (fitting.bit_length() - 1))
+
+    def _fitting(self, length: int) -> int:
+        """So many rows, or fewer if they would not fit."""
+        return max(1, min(length, self._budget() // (self.layout.full_dim * self.layout.dtype.itemsize)))
+
+    def _budget(self) -> int:
+        available = available_memory(self.layout.device)
+        return STAGING_BYTES if available is None else max(1, min(STAGING_BYTES, available // 4))
+
+    def _fill(self, batch: Batch, rows: Sequence[Tensor]) -> tuple[list[float], float]:
+        """Writes the gradient of sample i into rows[i]; the losses, and a bound on the numbers in the rows."""
         if self._hooked is not None:
             raise RuntimeError(f"{self._hooked} has a backward hook, which expects the gradient of one sample")
-        slots = {id(p): slot for p, slot in zip(self.layout.tensors, self.layout.full_slots, strict=True)}
-        writer = RowWriter(rows, slots, zeroed, self._products, index)
-        try:
-            losses, missed = self._attempt(batch, writer)
-        except BranchError as branches:
-            return self._fill_apart(batch, writer, branches.taken)
-        if not missed:
-            *values, bound = torch.cat([losses, writer.bound.reshape(1)]).tolist()
-            return Filled(values, math.isfinite(sum(values)) and bound < torch.finfo(rows.dtype).max)
-        self._repeated |= missed
-        return self.fill(batch, rows, index=index)
+        while True:
+            writer = Rows(rows, self._slots)
+            try:
+                losses, missed = self._attempt(batch, writer)
+            except BranchError as branches:
+                return self._fill_apart(batch, rows, branches.taken)
+            if not missed:
+                *values, bound = torch.cat([losses, writer.bound.reshape(1)]).tolist()
+                return values, bound
+            self._repeated |= missed
 
-    def _attempt(self, batch: Batch, writer: RowWriter) -> tuple[Tensor, set[int]]:
+    def _fill_apart(self, batch: Batch, rows: Sequence[Tensor], taken: Tensor) -> tuple[list[float], float]:
+        """The samples that take a branch, and those that do not, as chunks of their own."""
+        losses, total = [0.0] * len(rows), 0.0
+        for part in (taken.nonzero().squeeze(1), (~taken).nonzero().squeeze(1)):
+            samples = with_sample_tensors(batch, [tensor.index_select(0, part) for tensor in sample_tensors(batch)])
+            values, bound = self._fill(samples, [rows[i] for i in part.tolist()])
+            total += bound
+            for i, value in zip(part.tolist(), values, strict=True):
+                losses[i] = value
+        return losses, total
+
+    def _attempt(self, batch: Batch, writer: Rows) -> tuple[Tensor, set[int]]:
         """The losses, and the ids of the parameters that are also used in a way that is not caught.
 
         Raises:
             RuntimeError: a parameter is used where its copies cannot be put.
         """
-        layout, c = self.layout, writer.count
-        caught = [p for p in layout.tensors if id(p) not in self._repeated]
-        repeated = {name: p for name, p in zip(layout.names, layout.tensors, strict=True) if id(p) in self._repeated}
-        anchor = torch.zeros((), device=writer.rows.device, requires_grad=True)
+        named, c = list(zip(self.layout.names, self.layout.tensors, strict=True)), len(writer.rows)
+        caught = [p for _, p in named if id(p) not in self._repeated]
+        repeated = {name: p for name, p in named if id(p) in self._repeated}
         copies = {f"model.{name}": p.detach().expand(c, *p.shape).requires_grad_() for name, p in repeated.items()}
-        with self._counting(c):
-            losses = self._losses(batch, writer, set(map(id, caught)), anchor, copies)
-        inputs = (anchor, *copies.values(), *caught, *repeated.values())
-        writer.open = True
-        grads = iter(self._engine.gradients(losses.sum(), inputs)[1:])
-        for p, grad in zip(repeated.values(), islice(grads, len(copies)), strict=True):
-            if grad is not None:
-                writer.add(id(p), grad)
+        losses, uses = self._losses(batch, c, set(map(id, caught)), copies)
+        inputs: Any = (*(use.output for use in uses), *copies.values(), *caught, *repeated.values())
+        grads = iter(torch.autograd.grad(losses.sum(), inputs, allow_unused=True))
+        of_outputs, of_copies = list(islice(grads, len(uses))), list(islice(grads, len(copies)))
         missed = {id(p) for p, grad in zip(caught, islice(grads, len(caught)), strict=True) if grad is not None}
         for name, grad in zip(repeated, grads, strict=True):
             if grad is not None:
                 raise RuntimeError(f"{name} is used by another reference than the module's own (a list, a closure)")
-        writer.finish()
+        if not missed:
+            with torch.no_grad():
+                for use, dy in zip(reversed(uses), reversed(of_outputs), strict=True):
+                    if dy is not None:
+                        use.write(writer, dy)
+                for p, grad in zip(repeated.values(), of_copies, strict=True):
+                    if grad is not None:
+                        writer.add(id(p), grad)
         return losses.detach(), missed
 
-    def _losses(
-        self, batch: Batch, writer: RowWriter, caught: set[int], anchor: Tensor, copies: dict[str, Tensor]
-    ) -> Float[Tensor, "c"]:
-        def loss_of_one(each: Tensor, values: dict[str, Tensor], *leaves: Tensor) -> Tensor:
-            single = with_sample_tensors(batch, [leaf.unsqueeze(0) for leaf in leaves])
-            with Interception(writer, caught, each, anchor):
-                loss: Tensor = functional_call(self._bound, values, (single,))
-            return scalar_loss(loss)
-
-        each = torch.zeros(writer.count, device=writer.rows.device)
-        with warnings.catch_warnings():
-            # Where an operation has no rule, vmap loops over it alone; whether that pays is measured.
-            warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
-            losses: Tensor = vmap(loss_of_one, randomness="different")(each, copies, *sample_tensors(batch))
-        return losses
-
-    def _fill_apart(self, batch: Batch, writer: RowWriter, taken: Tensor) -> Filled:
-        """The samples that take a branch, and those that do not, as chunks of their own."""
-        losses, is_finite = [0.0] * len(taken), True
-        for side in (taken, ~taken):
-            part = side.nonzero().squeeze(1)
-            index = part if writer.index is None else writer.index[part]
-            samples = with_sample_tensors(batch, [tensor.index_select(0, part) for tensor in sample_tensors(batch)])
-            filled = self.fill(samples, writer.rows, writer.zeroed, index)
-            for position, loss in zip(part.tolist(), filled.losses, strict=True):
-                losses[position] = loss
-            is_finite &= filled.is_finite
-        return Filled(losses, is_finite)
-
-    @contextmanager
-    def _counting(self, count: int) -> Iterator[None]:
-        """Measures, the first time, how much memory the forward pass keeps for the backward, a sample."""
-        if self.bytes_per_sample:
-            yield
-            return
+    def _losses(self, batch: Batch, c: int, caught: set[int], copies: dict[str, Tensor]) -> tuple[Tensor, list[Use]]:
+        """Also measures how much memory the forward pass keeps for each sample."""
+        uses: list[Use] = []
         kept: dict[int, int] = {}
 
+        def loss_of_one(each: Tensor, values: dict[str, Tensor], *leaves: Tensor) -> Tensor:
+            single = with_sample_tensors(batch, [leaf.unsqueeze(0) for leaf in leaves])
+            with Interception(caught, each, uses):
+                loss: Tensor = functional_call(self._bound, values, (single,))
+            return loss
+
         def pack(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            kept[storage.data_ptr()] = storage.nbytes()
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
             return tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            yield
-        weights = {p.untyped_storage().data_ptr() for p in self._bound.parameters()}
-        self.bytes_per_sample = sum(size for key, size in kept.items() if key not in weights) // count + 1
-
-
-def _biases(module: nn.Module) -> list[Tensor]:
-    """Those that are added to a product with a matrix of the same module."""
-    if isinstance(module, nn.RNNBase | nn.RNNCellBase):
-        return [p for p in module.parameters(recurse=False) if p.ndim == 1]
-    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-    return [bias] if isinstance(weight, Tensor) and weight.ndim > 1 and isinstance(bias, Tensor) else []
+        each = torch.zeros(c, device=self.layout.device)
+        with warnings.catch_warnings(), saved_tensors_hooks(pack, lambda tensor: tensor):
+            warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
+            losses: Tensor = vmap(loss_of_one, randomness="different")(each, copies, *sample_tensors(batch))
+        for parameter in self._bound.parameters():
+            kept.pop(parameter.untyped_storage().data_ptr(), None)
+        self._sample_bytes = sum(kept.values()) // c + 1
+        return losses, uses
 
 
 class _Bound(nn.Module):
@@ -171,3 +217,21 @@ class _Bound(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         return self._loss_fn[0](self.model, batch)
+
+
+def _bias(module: nn.Module) -> Tensor | None:
+    """The bias that is added to a product with a matrix of the same module."""
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    return bias if isinstance(weight, Tensor) and weight.ndim > 1 and isinstance(bias, Tensor) else None
+
+
+def _first_with_hook(model: nn.Module, layout: ParameterLayout) -> str | None:
+    """The name of a parameter or a module whose gradients go through a hook."""
+    probe = torch.zeros((), requires_grad=True)
+    if nn.Identity()(probe) is not probe:  # hooks of all modules wrap what goes through them
+        return "every module"
+    for name, parameter in zip(layout.names, layout.tensors, strict=True):
+        if parameter._backward_hooks:
+            return name
+    hooked = (name for name, module in model.named_modules() if module._backward_hooks or module._backward_pre_hooks)
+    return next((f"the module {name}" if name else "the model" for name in hooked), None)

@@ -1,1 +1,1 @@
-"""Callbacks for training libraries; each room is the only importer of its library, and is imported by name."""
+"""Callbacks for training libraries; each module imports its library, so import it by name."""

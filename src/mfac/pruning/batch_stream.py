@@ -1,4 +1,4 @@
-"""One walk through the batches for a whole run, so that each recomputation sees other data than the one before."""
+"""One pass after another through the batches for a whole run, so that each recomputation sees new data."""
 
 import random
 from collections import deque
@@ -10,18 +10,18 @@ import torch
 
 from mfac.gradients.batches import Batch
 
-# Python's, numpy's and torch's random states, as their own functions give them.
-RandomState = tuple[Any, Any, torch.Tensor]
+# The random states of Python, numpy and torch, as plain values and tensors.
+RandomState = tuple[Any, list[Any], torch.Tensor]
 
 
 class BatchStream:
-    """An endless iterator over batches that goes on where it stopped, and starts again at the end.
+    """An endless iterator over batches that continues where it stopped, and starts again at the end.
 
-    What `batches` draws from the global random states (a shuffling loader, an augmentation) it draws from states of the
-    stream's own, so that the caller's are left alone and still no two recomputations see the same draws.
+    Whatever `batches` draws from the global random states (an order, an augmentation) comes from states of the stream
+    instead: the caller's are left alone, and no two recomputations see the same draws.
 
     Args:
-        batches: any iterable; one that can be run through only once must be long enough.
+        batches: any iterable; an iterator, which can be consumed only once, must be long enough.
         seed: where the stream's random states start; None: at the present global ones.
 
     Raises:
@@ -31,21 +31,24 @@ class BatchStream:
     def __init__(self, batches: Iterable[Batch], seed: int | None = None):
         if isinstance(batches, Mapping):
             raise ValueError("batches is one dict, not an iterable of batches; pass [batch], or a DataLoader")
-        self.needed = ""  # what the run needs in all, for the message when there is no more
+        self.needed = ""  # how many batches the run needs in all, for the error when there are no more
+        self.drawn = 0
         self._batches = batches
         self._iterator: Iterator[Batch] | None = None
         self._ahead: deque[Batch] = deque()
-        self._given = 0
         self._random = _random_state() if seed is None else _seeded_state(seed)
+        self._start = {"random": self._random, "generator": generator_state(batches)}
 
     def __iter__(self) -> "BatchStream":
         return self
 
     def __next__(self) -> Batch:
-        return self._ahead.popleft() if self._ahead else self._read()
+        batch = self._ahead.popleft() if self._ahead else self._read()
+        self.drawn += 1
+        return batch
 
     def peek(self, count: int) -> list[Batch]:
-        """The next `count` batches, which stay where they are; fewer if there are no more."""
+        """The next `count` batches, without drawing them; fewer if there are no more."""
         while len(self._ahead) < count:
             try:
                 self._ahead.append(self._read())
@@ -55,16 +58,31 @@ class BatchStream:
                 break
         return list(self._ahead)[:count]
 
+    def state_dict(self) -> dict[str, Any]:
+        """The random states at the start, and how many batches were drawn since."""
+        return {**self._start, "drawn": self.drawn}
+
+    def load_state_dict(self, state: Mapping[str, Any], drawn: int | None = None) -> None:
+        """Starts again from the saved random states, and skips as many batches as were drawn (or `drawn` of them)."""
+        self._start = {"random": state["random"], "generator": state["generator"]}
+        self._random, self._iterator, self.drawn = state["random"], None, 0
+        self._ahead.clear()
+        set_generator_state(self._batches, state["generator"])
+        self.skip_to(state["drawn"] if drawn is None else drawn)
+
+    def skip_to(self, drawn: int) -> None:
+        """Discards batches until `drawn` of them were drawn."""
+        while self.drawn < drawn:
+            next(self)
+
     def _read(self) -> Batch:
         outside = _random_state()
         _set_random_state(self._random)
         try:
-            batch = self._advance()
+            return self._advance()
         finally:
             self._random = _random_state()
             _set_random_state(outside)
-        self._given += 1
-        return batch
 
     def _advance(self) -> Batch:
         for _ in range(2):
@@ -73,27 +91,42 @@ class BatchStream:
             for batch in self._iterator:
                 return batch
             self._iterator = None
-        if not self._given:
+        given = self.drawn + len(self._ahead)
+        if not given:
             raise ValueError("batches is empty; at least one batch is needed")
         raise ValueError(
-            f"batches gave {self._given} and then nothing more: an iterator runs out for good{self.needed}; "
+            f"batches gave {given} and then nothing more: an iterator can be consumed only once{self.needed}; "
             "pass a list, a DataLoader or another iterable that can start again"
         )
 
 
 def _random_state() -> RandomState:
-    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+    return random.getstate(), _plain(np.random.get_state(legacy=True)), torch.get_rng_state()
 
 
 def _set_random_state(state: RandomState) -> None:
     random.setstate(state[0])
-    np.random.set_state(state[1])
+    np.random.set_state(tuple(state[1]))
     torch.set_rng_state(state[2])
 
 
 def _seeded_state(seed: int) -> RandomState:
-    return (
-        random.Random(seed).getstate(),
-        np.random.RandomState(seed % 2**32).get_state(),
-        torch.Generator().manual_seed(seed).get_state(),
-    )
+    numpy = np.random.RandomState(seed % 2**32).get_state(legacy=True)
+    return random.Random(seed).getstate(), _plain(numpy), torch.Generator().manual_seed(seed).get_state()
+
+
+def _plain(numpy: Any) -> list[Any]:
+    kind, keys, *rest = numpy
+    return [kind, np.asarray(keys).tolist(), *rest]
+
+
+def generator_state(batches: Iterable[Batch] | None) -> torch.Tensor | None:
+    """The state of a loader's own generator, if it has one."""
+    generator = getattr(batches, "generator", None)
+    return generator.get_state() if isinstance(generator, torch.Generator) else None
+
+
+def set_generator_state(batches: Any, state: torch.Tensor | None) -> None:
+    """Puts back what `generator_state` returned."""
+    if state is not None:
+        batches.generator.set_state(state)

@@ -1,13 +1,16 @@
-"""How many weights go at which step, in integers, so that the last step lands exactly on the sparsity asked for."""
+"""How many weights each step removes, in integers, so that the last step reaches the requested sparsity exactly."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
-Scope = Literal["global", "layer"]
+from mfac.pruning.options import PruningOptions
+from mfac.pruning.patterns import NOfM, parse_pattern
+from mfac.pruning.weights import MaskedWeights, matching_ids
+
+Sparsity = float | Mapping[str, float] | None
 
 
 @dataclass(frozen=True)
@@ -18,63 +21,72 @@ class Pool:
     keep: int
 
 
-@dataclass(frozen=True)
-class Count:
-    """One tensor: its weights, those that are kept now, and the least that must be kept."""
-
-    size: int
-    kept: int
-    floor: int
-
-
-def tensor_counts(masks: Mapping[str, Tensor], floor: float) -> dict[str, Count]:
-    """The counts of every tensor; a floor below 1 is a fraction of it.
+def plan_steps(weights: MaskedWeights, sparsity: Sparsity, options: PruningOptions) -> list[list[Pool]]:
+    """What each step keeps, from the present masks to the requested sparsity.
 
     Raises:
-        ValueError: a floor that is neither a fraction nor a number of weights.
+        ValueError: the sparsity is not in [0, 1], below the present one, or higher than the floors or pattern allow.
     """
-    if isinstance(floor, bool) or not isinstance(floor, int | float) or floor < 0 or (floor > 1 and floor % 1):
-        raise ValueError(f"floor is a number of weights or, below 1, a fraction of every tensor, not {floor!r}")
-    counts = {}
-    for name, mask in masks.items():
-        least = math.ceil(floor * mask.numel()) if floor < 1 else int(floor)
-        counts[name] = Count(mask.numel(), int(mask.sum()), min(least, int(mask.sum())))
-    return counts
-
-
-def final_pools(counts: Mapping[str, Count], sparsity: float | Mapping[str, float], scope: Scope) -> list[Pool]:
-    """What is to be kept at the end: `round(sparsity · count)` weights are gone.
-
-    Args:
-        counts: the targets.
-        sparsity: of all targets together; or one for each of them, which makes each a pool of its own.
-        scope: "global": all weights compete; "layer": each tensor has the same sparsity, within one weight.
-
-    Raises:
-        ValueError: a sparsity that is not in [0, 1], below the present one, or more than the floors allow.
-    """
-    if isinstance(sparsity, Mapping):
-        pools = [Pool((name,), c.size - round(check_sparsity(sparsity[name]) * c.size)) for name, c in counts.items()]
+    pattern = parse_pattern(options.pattern)
+    if pattern is not None:
+        for name, mask in weights.masks.items():
+            pattern.check(name, mask.shape)
+    if isinstance(pattern, NOfM):
+        pools = _pattern_pools(weights.masks, sparsity, options.scope, pattern)
     else:
-        check_sparsity(sparsity)
-        total = sum(c.size for c in counts.values())
-        removed = round(sparsity * total)
-        if scope == "global":
-            pools = [Pool(tuple(counts), total - removed)]
-        elif scope == "layer":
-            shares = _shares([sparsity * c.size for c in counts.values()], removed)
-            pools = [Pool((name,), c.size - n) for (name, c), n in zip(counts.items(), shares, strict=True)]
-        else:
-            raise ValueError(f'scope must be "global" or "layer", not {scope!r}')
+        pools = _sparsity_pools(weights, sparsity, options)
+    kept = [sum(int(weights.masks[name].sum()) for name in pool.names) for pool in pools]
+    return step_pools(pools, kept, options.recomputations)
+
+
+def least_kept(masks: Mapping[str, Tensor], floor: float) -> dict[str, int]:
+    """How many weights each tensor keeps at least; a floor below 1 is a fraction of it."""
+    floors = {name: math.ceil(floor * mask.numel()) if floor < 1 else int(floor) for name, mask in masks.items()}
+    return {name: min(floors[name], int(mask.sum())) for name, mask in masks.items()}
+
+
+def _pattern_pools(masks: Mapping[str, Tensor], sparsity: Sparsity, scope: str, pattern: NOfM) -> list[Pool]:
+    if sparsity is not None and not (isinstance(sparsity, float) and abs(sparsity - pattern.sparsity) < 1e-9):
+        raise ValueError(
+            f"pattern {pattern} has a sparsity of its own, {pattern.sparsity:g}; pass sparsity=None, not {sparsity!r}"
+        )
+    each = [Pool((name,), pattern.final_keep(mask)) for name, mask in masks.items()]
+    return each if scope == "layer" else [Pool(tuple(masks), sum(pool.keep for pool in each))]
+
+
+def _sparsity_pools(weights: MaskedWeights, sparsity: Sparsity, options: PruningOptions) -> list[Pool]:
+    """What is kept at the end: `round(sparsity · count)` weights are removed, of all targets or of each."""
+    if sparsity is None:
+        raise ValueError('sparsity=None requires an "N:M" pattern, which has its own; give a number from 0 to 1')
+    sizes = {name: mask.numel() for name, mask in weights.masks.items()}
+    if isinstance(sparsity, Mapping):
+        each = _by_target(weights, sparsity)
+        pools = [Pool((name,), size - round(check_sparsity(each[name]) * size)) for name, size in sizes.items()]
+    else:
+        removed = round(check_sparsity(sparsity) * sum(sizes.values()))
+        pools = [Pool(tuple(sizes), sum(sizes.values()) - removed)]
+        if options.scope == "layer":
+            shares = _shares([sparsity * size for size in sizes.values()], removed)
+            pools = [Pool((name,), size - n) for (name, size), n in zip(sizes.items(), shares, strict=True)]
+    floors = least_kept(weights.masks, options.floor)
     for pool in pools:
-        _check_pool(pool, counts)
+        _check_pool(pool, weights.masks, sum(floors[name] for name in pool.names))
     return pools
 
 
-def step_pools(pools: Sequence[Pool], kept_now: Sequence[int], recomputations: int) -> list[list[Pool]]:
-    """The pools after each step: each step keeps the same fraction ((1−t)/(1−i))^(1/k) of what the one before kept.
+def _by_target(weights: MaskedWeights, sparsity: Mapping[str, float]) -> dict[str, float]:
+    """The sparsity of each target; where several patterns match one, that of the last."""
+    found = {}
+    for item, value in sparsity.items():
+        ids = matching_ids(weights.model, item, "sparsity")
+        found.update({name: value for name, tensor in weights.targets.items() if id(tensor) in ids})
+    return found
 
-    Steps at which nothing would go are left out.
+
+def step_pools(pools: Sequence[Pool], kept_now: Sequence[int], recomputations: int) -> list[list[Pool]]:
+    """The pools after each step: each step keeps the same fraction ((1−t)/(1−i))^(1/k) of the remaining weights.
+
+    Steps that would remove nothing are left out.
     """
     steps, before = [], list(kept_now)
     for step in range(1, recomputations + 1):
@@ -89,25 +101,18 @@ def step_pools(pools: Sequence[Pool], kept_now: Sequence[int], recomputations: i
 
 
 def check_sparsity(sparsity: float) -> float:
-    """The sparsity, if it is a number from 0 to 1.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """The sparsity itself; raises ValueError if it is not a number from 0 to 1."""
     if isinstance(sparsity, bool) or not isinstance(sparsity, int | float) or not 0 <= sparsity <= 1:
+        is_percent = isinstance(sparsity, int | float) and 1 < sparsity < 100
+        hint = f"; did you mean {sparsity / 100:g}?" if is_percent else ""
         raise ValueError(
-            f"sparsity is the fraction of weights that are zero, a number from 0 to 1, not {sparsity!r}"
-            + (
-                f"; did you mean {sparsity / 100:g}?"
-                if isinstance(sparsity, int | float) and 1 < sparsity < 100
-                else ""
-            )
+            f"sparsity is the fraction of weights that are zero, a number from 0 to 1, not {sparsity!r}{hint}"
         )
     return sparsity
 
 
 def _geometric(now: int, end: int, fraction: float) -> int:
-    """now^(1−f) · end^f, rounded; where nothing is to be left at the end, in equal parts instead."""
+    """now^(1−f) · end^f, rounded; equal parts instead where nothing is kept at the end."""
     if end == 0:
         return round(now * (1 - fraction))
     return round(math.exp((1 - fraction) * math.log(now) + fraction * math.log(end)))
@@ -122,20 +127,19 @@ def _shares(exact: Sequence[float], total: int) -> list[int]:
     return shares
 
 
-def _check_pool(pool: Pool, counts: Mapping[str, Count]) -> None:
-    size = sum(counts[name].size for name in pool.names)
-    kept = sum(counts[name].kept for name in pool.names)
-    floor = sum(counts[name].floor for name in pool.names)
+def _check_pool(pool: Pool, masks: Mapping[str, Tensor], floor: int) -> None:
+    size = sum(masks[name].numel() for name in pool.names)
+    kept = sum(int(masks[name].sum()) for name in pool.names)
     where = f"{pool.names[0]}: " if len(pool.names) == 1 else ""
     if pool.keep > kept:
         raise ValueError(
-            f"{where}the sparsity asked for, {1 - pool.keep / size:.4g}, is below the present one, "
+            f"{where}the requested sparsity, {1 - pool.keep / size:.4g}, is below the present one, "
             f"{1 - kept / size:.4g} ({size - kept} of {size} weights are removed by the masks); removed weights do not "
-            "come back: ask for more, or pass other masks"
+            "come back; request a higher sparsity, or pass other masks"
         )
     if pool.keep < floor:
         raise ValueError(
             f"{where}sparsity {1 - pool.keep / size:.6g} leaves {pool.keep} of {size} weights, and the floor keeps "
-            f"{floor} of them so that no layer dies; ask for a sparsity of at most {1 - floor / size:.6g}, or "
-            "lower floor"
+            f"{floor} of them so that no layer dies; request a sparsity of at most {1 - floor / size:.6g}, or "
+            "lower the floor"
         )

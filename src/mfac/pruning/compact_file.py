@@ -1,4 +1,4 @@
-"""A sparse model on disk: the kept values and one bit a weight, in a safetensors file."""
+"""A sparse model on disk: the kept values and one bit per weight, in a safetensors file."""
 
 import json
 import os
@@ -11,25 +11,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mfac.pruning.atomic_file import replacing
-from mfac.pruning.parameter_names import as_mask, find, plain_name
+from mfac.layout import as_mask, by_plain_name, find, plain_name
+from mfac.pruning.atomic_file import read_tensors, write_tensors
 
 FORMAT = "mfac-compact-1"
-INSTALL = "compact files need safetensors; pip install 'torch-mfac[masks]'"
-VALUES, BITS = "::values", "::bits"  # a packed tensor is two: name::values, and name::bits, eight weights a byte
+VALUES, BITS = "::values", "::bits"  # a packed tensor is stored as name::values and name::bits, eight weights per byte
 _RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
 class CompactSize:
-    """Bytes of the file, and of the same tensors stored densely."""
+    """The bytes of a compact file, and of the same tensors stored densely."""
 
     compact: int
     dense: int
 
     @property
     def ratio(self) -> float:
-        """How many times smaller the file is."""
         return self.dense / self.compact
 
     def __str__(self) -> str:
@@ -38,7 +36,7 @@ class CompactSize:
 
 @dataclass(frozen=True)
 class CompactModel:
-    """What a compact file holds: the dense tensors by name, and the masks of those that were packed."""
+    """The content of a compact file: the dense tensors by name, and the masks of the packed ones."""
 
     state_dict: dict[str, Tensor]
     masks: dict[str, Tensor]
@@ -47,24 +45,20 @@ class CompactModel:
 def save_compact(
     model: nn.Module | Mapping[str, Tensor], path: str | os.PathLike[str], masks: Mapping[str, Tensor] | None = None
 ) -> CompactSize:
-    """Writes a model's state with the removed weights left out; in full or not at all.
+    """Writes a model's state without the removed weights, completely or not at all.
 
-    A tensor is packed (values and bits) where that is smaller, and stored as it is where not. What is read back is the
-    same to the bit.
+    A tensor with a mask, or one that gets smaller by it, is packed into values and bits; the others are stored as they
+    are. They are read back bit for bit.
 
     Args:
         model: a model or its state_dict.
-        path: where to; `.safetensors` is the usual ending.
-        masks: which weights are kept. Without them those that are not zero, in weights of two or more dimensions.
+        path: the file; `.safetensors` is the usual suffix.
+        masks: which weights are kept; without them, the nonzero ones of tensors of two or more dimensions.
 
     Raises:
-        ValueError: a mask that fits no tensor, or removes a weight that is not zero (which would be lost).
+        ValueError: a mask fits no tensor, or removes a weight that is not zero (which would be lost).
         ImportError: safetensors is missing.
     """
-    try:
-        from safetensors.torch import save_file
-    except ImportError as error:
-        raise ImportError(INSTALL) from error
     state, aliases = _distinct(model.state_dict() if isinstance(model, nn.Module) else model)
     chosen = _kept(state, masks)
     tensors, shapes = {}, {}
@@ -77,19 +71,23 @@ def save_compact(
         else:
             tensors[name] = tensor
     description = {"format": FORMAT, "shapes": json.dumps(shapes), "aliases": json.dumps(aliases)}
-    with replacing(path) as draft:
-        save_file(tensors, draft, metadata=description)
+    write_tensors(tensors, path, description)
     return CompactSize(Path(path).stat().st_size, sum(map(_bytes, state.values())))
 
 
 def load_compact(path: str | os.PathLike[str], model: nn.Module | None = None) -> CompactModel:
-    """Reads a compact file back into dense tensors, and into `model` where one is given.
+    """Reads a compact file into dense tensors, and into `model` if one is given.
 
     Raises:
-        ValueError: the file is not there, torn, or not a compact file; or it does not fit the model.
+        ValueError: the file is missing, incomplete or not a compact file, or does not fit the model.
         ImportError: safetensors is missing.
     """
-    tensors, description = _read(Path(path))
+    tensors, description = read_tensors(path, "save_compact")
+    if description.get("format") != FORMAT:
+        raise ValueError(
+            f"{path} is a safetensors file, but not one of save_compact (format {description.get('format')!r}, "
+            f"expected {FORMAT!r}); read it with safetensors.torch.load_file"
+        )
     shapes, aliases = json.loads(description["shapes"]), json.loads(description["aliases"])
     state = {name: tensor for name, tensor in tensors.items() if not name.endswith((VALUES, BITS))}
     masks = {}
@@ -104,13 +102,13 @@ def load_compact(path: str | os.PathLike[str], model: nn.Module | None = None) -
 
 
 def _distinct(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Every tensor once, on the CPU; and which names are other names of the same."""
+    """Every tensor once, on the CPU; and {name: first name} of the tied ones."""
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     seen: dict[tuple[Any, ...], str] = {}
     for name, value in state.items():
         if not isinstance(value, Tensor):
-            raise ValueError(f"{name!r} is a {type(value).__name__}; a compact file holds tensors only, leave it out")
+            raise ValueError(f"{name!r} is a {type(value).__name__}; a compact file holds tensors only; leave it out")
         identity = (value.data_ptr(), value.shape, value.stride(), value.dtype, value.device)
         if value.numel() and identity in seen:
             aliases[name] = seen[identity]
@@ -121,20 +119,20 @@ def _distinct(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, st
 
 
 def _kept(state: Mapping[str, Tensor], masks: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-    """{name: which weights are stored}, for those tensors that may be packed."""
+    """{name: which weights are stored}, for the tensors that may be packed."""
     if masks is None:
-        # By bits rather than by value, so that a -0.0 comes back as one.
+        # By bits, so that -0.0 is kept.
         return {
             name: _raw(tensor) != 0
             for name, tensor in state.items()
             if tensor.ndim >= 2 and tensor.is_floating_point() and not tensor.is_complex()
         }
-    known = {plain_name(name): tensor for name, tensor in state.items()} | dict(state)
+    known = by_plain_name(state)
     names = {id(tensor): name for name, tensor in state.items()}
     chosen = {}
     for key, mask in masks.items():
         tensor = find(key, known, "the state")
-        kept = as_mask(repr(key), mask, tensor.shape).cpu()
+        kept = as_mask(key, mask, tensor.shape).cpu()
         astray = int(torch.count_nonzero(tensor[~kept]))
         if astray:
             raise ValueError(
@@ -143,27 +141,6 @@ def _kept(state: Mapping[str, Tensor], masks: Mapping[str, Tensor] | None) -> di
             )
         chosen[names[id(tensor)]] = kept
     return chosen
-
-
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError as error:
-        raise ImportError(INSTALL) from error
-    if not path.is_file():
-        raise ValueError(f"{path} is not there; save_compact writes such a file")
-    try:
-        with safe_open(path, framework="pt") as file:
-            description = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is not a dict)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a whole safetensors file ({error}); save it again") from None
-    if description.get("format") != FORMAT:
-        raise ValueError(
-            f"{path} is a safetensors file, but not one of save_compact (format {description.get('format')!r}, "
-            f"expected {FORMAT!r}); read it with safetensors.torch.load_file"
-        )
-    return tensors, description
 
 
 def _unpack(path: Any, name: str, shape: list[int], tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,8 @@
-"""Gradual pruning: step by step through a schedule, with training in between by the user's own loop."""
+"""Gradual pruning: one sparsity of a schedule after another, with training by the user's own loop in between."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -11,42 +11,41 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mfac.gradients.batches import Batch
-from mfac.gradients.collector import Fisher
-from mfac.gradients.one_batch import LossFn
-from mfac.pruning.budget import Scope
+from mfac.gradients.collect import Fisher
+from mfac.gradients.losses import LossFn
 from mfac.pruning.mask_keeper import MaskKeeper, innermost
 from mfac.pruning.masks import apply_masks, matched_masks
-from mfac.pruning.prune import prune
+from mfac.pruning.options import PruningOptions, Scope
 from mfac.pruning.result import PruningResult, StepRecord
 from mfac.pruning.schedules import checked_schedule
-from mfac.pruning.targets import Names
+from mfac.pruning.step import Pruner
+from mfac.pruning.weights import Names
 
 Batches = Iterable[Batch] | Callable[[int], Iterable[Batch]]
-MOMENTUM = ("momentum_buffer", "exp_avg")  # what torch's optimizers call it
+MOMENTUM = ("momentum_buffer", "exp_avg")  # its names in torch's optimizers
 
 
 class GradualPruner:
-    """Takes a model through a schedule of sparsities, one `step()` at a time; train it in between as you like.
+    """Prunes a model to one sparsity of a schedule after another with `step()`; train it in between as you like.
 
-    With an optimizer, removed weights stay at zero while it trains (see `attach_masks`). Between steps, `state_dict()`
-    with the model's and the optimizer's is all that a resumed run needs to have the same masks and weights as an
-    undisturbed one. Each pruning step draws its batches anew, from random states that `seed` and the step's number
-    decide, so no position in the data has to be kept; the state of a loader's own generator is part of the state.
+    With an optimizer, removed weights stay at zero while it trains (see `attach_masks`). A run resumed between steps
+    from the `state_dict()` of the pruner, the model and the optimizer has the same masks and weights as an undisturbed
+    one: each step draws its batches from random states that `seed` and the number of the step determine.
 
     Args:
         model: pruned in place.
         loss_fn: (model, batch) -> scalar loss.
-        batches: what gradients are taken from; or a function from the number of the step (from 0) to such an iterable.
-        schedule: sparsities, rising; see `polynomial_schedule`, `geometric_schedule`, or write a list.
-        optimizer: what trains the model in between.
-        reset_momentum: forget the optimizer's momentum after each pruning step, as the paper does.
-        seed: where the order of batches starts.
+        batches: for the gradients; or a function from the number of the step (from 0) to such an iterable.
+        schedule: rising sparsities; see `polynomial_schedule` and `geometric_schedule`, or write a list.
+        optimizer: the one that trains the model in between.
+        reset_momentum: set the optimizer's momentum to zero after each pruning step, as the paper does.
+        seed: of the first step; each further one adds 1.
         masks: {name: mask} of weights that are removed already.
 
     All other arguments are those of `mfac.prune`.
 
     Raises:
-        ValueError: the schedule does not rise, or a mask does not fit.
+        ValueError: the schedule does not rise, or an option or a mask is not valid.
     """
 
     def __init__(
@@ -81,6 +80,7 @@ class GradualPruner:
         on_step: Callable[[PruningResult], None] | None = None,
         process_group: dist.ProcessGroup | None = None,
     ):
+        self._options = PruningOptions.among(locals())
         self.schedule = checked_schedule(schedule)
         self.steps_done = 0
         self.history: list[list[StepRecord]] = []
@@ -89,62 +89,34 @@ class GradualPruner:
         self._reset_momentum, self._seed, self._on_step = reset_momentum, seed, on_step
         self._keeper: MaskKeeper | None = None
         self._masks: dict[str, Tensor] = {}
-        self._options: dict[str, Any] = {
-            "num_grads": num_grads,
-            "block_size": block_size,
-            "damping": damping,
-            "recomputations": recomputations,
-            "update": update,
-            "scope": scope,
-            "pattern": pattern,
-            "targets": targets,
-            "ignore": ignore,
-            "method": method,
-            "order": order,
-            "floor": floor,
-            "per_sample": per_sample,
-            "fisher": fisher,
-            "bn_batches": bn_batches,
-            "loss_batches": loss_batches,
-            "rows_dir": rows_dir,
-            "progress": progress,
-            "process_group": process_group,
-        }
         if masks:
             self._hold(matched_masks(model, masks))
 
     @property
     def masks(self) -> dict[str, Tensor]:
-        """{name: bool tensor, True = kept}, as they are now; empty before the first step."""
+        """{name: bool tensor, True = kept}; empty before the first step."""
         return dict(self._masks)
 
     @property
     def next_sparsity(self) -> float | None:
-        """What the next step goes to; None at the end of the schedule."""
         return self.schedule[self.steps_done] if self.steps_done < len(self.schedule) else None
 
     def step(self) -> PruningResult | None:
-        """Prunes to the next sparsity of the schedule; None, and nothing done, when there is none.
+        """Prunes to the next sparsity of the schedule; does nothing and returns None after the last.
 
-        If it fails or is interrupted, weights and masks are those of its last complete recomputation, and the step can
-        be called again.
+        If it fails or is interrupted, weights and masks are those of its last complete recomputation; it can be called
+        again.
 
         Raises:
-            ValueError: whatever `mfac.prune` does not accept.
+            ValueError: as for `mfac.prune`.
         """
         sparsity = self.next_sparsity
         if sparsity is None:
             return None
-        result = prune(
-            self._model,
-            self._loss_fn,
-            self._batches(self.steps_done) if callable(self._batches) else self._batches,
-            sparsity,
-            masks=self._masks or None,
-            seed=self._seed + self.steps_done,
-            on_step=self._took,
-            **self._options,
-        )
+        batches = self._batches(self.steps_done) if callable(self._batches) else self._batches
+        options = replace(self._options, seed=self._seed + self.steps_done)
+        pruner = Pruner(self._model, self._loss_fn, batches, sparsity, options, self._masks or None)
+        result = pruner.run(self._took)
         self._hold(result.masks)
         self._forget_momentum()
         self.history.append(result.history)
@@ -152,7 +124,7 @@ class GradualPruner:
         return result
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the run is: plain values and tensors, for `torch.save`; the model and the optimizer have their own."""
+        """Plain values and tensors for `torch.save`; the model and the optimizer have their own state."""
         return {
             "schedule": list(self.schedule),
             "steps_done": self.steps_done,
@@ -163,10 +135,10 @@ class GradualPruner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a saved state; load the model's weights and the optimizer's state too, in any order.
+        """Resumes from a saved state; load those of the model and the optimizer as well, in any order.
 
         Raises:
-            ValueError: it belongs to another schedule, seed or model; nothing is changed then.
+            ValueError: the state belongs to another schedule, seed or model; nothing is changed then.
         """
         missing = {"schedule", "steps_done", "seed", "masks", "history", "generators"} - set(state)
         if missing:
@@ -175,7 +147,7 @@ class GradualPruner:
             if state[name] != ours:
                 raise ValueError(
                     f"the state was saved with {name} {state[name]}, this pruner has {ours}; "
-                    "build it with the same to go on"
+                    "build it with the same to resume"
                 )
         if state["masks"]:
             self._hold(matched_masks(self._model, state["masks"]))
@@ -186,13 +158,12 @@ class GradualPruner:
                 generator.set_state(state["generators"][name])
 
     def _took(self, result: PruningResult) -> None:
-        """After each recomputation: what is removed so far stays removed, whatever happens next."""
         self._hold(result.masks)
         if self._on_step is not None:
             self._on_step(result)
 
     def _hold(self, masks: Mapping[str, Tensor]) -> None:
-        """Takes masks over: on the model at once, and on the optimizer for as long as it trains."""
+        """Applies masks to the model now, and keeps them while the optimizer trains."""
         apply_masks(self._model, masks)
         if self._optimizer is not None and self._keeper is None:
             self._keeper = MaskKeeper(self._optimizer, masks, self._model)
@@ -210,7 +181,7 @@ class GradualPruner:
                     values[name].zero_()
 
     def _generators(self) -> dict[str, torch.Generator]:
-        """The random sources of loaders that have one of their own."""
-        loaders = {"batches": self._batches, "bn_batches": self._options["bn_batches"]}
+        """The generators of loaders that have their own."""
+        loaders = {"batches": self._batches, "bn_batches": self._options.bn_batches}
         found = {name: getattr(loader, "generator", None) for name, loader in loaders.items()}
         return {name: source for name, source in found.items() if isinstance(source, torch.Generator)}

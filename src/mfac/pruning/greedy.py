@@ -1,7 +1,7 @@
-"""The exact greedy order inside blocks: remove the cheapest weight, move the others, remove the next."""
+"""The exact greedy order inside blocks: remove the cheapest weight, update the others, remove the next."""
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
@@ -11,17 +11,17 @@ def greedy_costs(
     threshold: float = torch.inf,
     absent: Bool[Tensor, "blocks b"] | None = None,
 ) -> Float[Tensor, "blocks b"]:
-    """What each weight's removal adds to the loss when it comes to it, after those that are cheaper.
+    """The loss added by removing each weight, after those that are cheaper.
 
     Removing p moves θ by −θ_p F⁻¹e_p/[F⁻¹]_pp and takes p out of F⁻¹ (F⁻¹ − F⁻¹e_p e_pᵀF⁻¹/[F⁻¹]_pp). Each cost is
-    more than the one before it in its block, if only by the last bit, so that the cheapest weights of all blocks are
-    those that go first in each.
+    larger than the one before it in its block, if only by the last bit, so that the cheapest weights of all blocks are
+    the first ones of each.
 
     Args:
         inverse: F⁻¹ of every block.
         theta: its weights.
-        threshold: costs above it are not needed; what is not reached is infinite.
-        absent: places of no weight, whose rows and columns of `inverse` are those of the identity; they never go.
+        threshold: costs above it are not needed; weights that are not reached get infinity.
+        absent: places without a weight, where `inverse` is the identity; they are never removed.
     """
     inverse, theta = inverse.clone(), theta.clone()
     costs = torch.full_like(theta, torch.inf)
@@ -45,13 +45,22 @@ def greedy_costs(
         inverse -= (column / pivot)[:, :, None] * column[:, None, :]
         gone[every, p] = True
         theta[gone] = 0
-        # What is gone has rows and columns of zeros but for rounding; a positive diagonal keeps the division finite.
+        # Removed weights have rows and columns of zeros up to rounding; a positive diagonal keeps the division finite.
         inverse.diagonal(dim1=1, dim2=2)[gone] = 1
     return costs
 
 
+def costs_in_groups(
+    inverse: Float[Tensor, "groups size size"], theta: Float[Tensor, " d"], positions: Int[Tensor, "groups size"]
+) -> Float[Tensor, "groups size"]:
+    """The greedy costs inside small groups, from [F⁻¹]_QQ, which is zero where a weight is absent (at position −1)."""
+    absent = positions < 0
+    inverse.diagonal(dim1=1, dim2=2)[absent] = 1
+    return greedy_costs(inverse, theta[positions.clamp_min(0)], absent=absent)
+
+
 class CheapestSoFar:
-    """The n-th smallest of all costs that were shown: blocks shown later need not go beyond it."""
+    """The n-th smallest of all costs shown so far: later blocks need not go beyond it."""
 
     def __init__(self, count: int):
         self.count = count

@@ -1,20 +1,44 @@
-"""Zeros that stay zero, whatever the optimizer does: momentum, decay, or anything else."""
+"""Masks that hold while any optimizer trains: removed weights stay exactly zero."""
 
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mfac.pruning.parameter_names import as_mask, find, parameters_by_name, plain_name
+from mfac.layout import as_mask, by_plain_name, find, parameters_by_name
 
 Masks = Mapping[str, Tensor] | Mapping[Tensor, Tensor]
 
+STALE = (
+    "was the model copied, or its parameters replaced, after the optimizer was built? "
+    "Build the optimizer from the model whose weights it updates"
+)
+
+
+def attach_masks(optimizer: Optimizer, masks: Masks, model: nn.Module | None = None) -> "MaskKeeper":
+    """Keeps removed weights, and the optimizer's state of them, at exactly zero under any torch optimizer.
+
+    Before each step the gradients of removed weights are set to zero; after it the weights themselves, and the
+    optimizer's momentum or averages of them. This is also done at once, and whenever the optimizer loads a state.
+
+    Args:
+        optimizer: any torch optimizer, also wrapped by accelerate or Lightning, under a GradScaler, or of DTensors.
+        masks: {name or parameter: tensor of its shape, True or 1 = kept}.
+        model: where names are looked up; without it, in those of an optimizer built from `named_parameters()`.
+
+    Returns:
+        A handle: `update(masks)` replaces the masks, `remove()` detaches them; it is a context manager too.
+
+    Raises:
+        ValueError: a name is unknown, a mask does not fit, or the optimizer does not have the parameters.
+    """
+    return MaskKeeper(optimizer, masks, model)
+
 
 class MaskKeeper:
-    """What `attach_masks` returns: holds the masks; takes its hooks away with `remove()` or at the end of a `with`."""
+    """The handle that `attach_masks` returns; `remove()`, or the end of a `with`, detaches the masks."""
 
     def __init__(self, optimizer: Optimizer, masks: Masks, model: nn.Module | None = None):
         self._optimizer = innermost(optimizer)
@@ -22,39 +46,39 @@ class MaskKeeper:
         self._masked = self._look_up(masks)
         self._hooks = [
             self._optimizer.register_step_pre_hook(self._before_step),
-            self._optimizer.register_step_post_hook(self._after_step),
-            self._optimizer.register_load_state_dict_post_hook(self._after_load),
+            self._optimizer.register_step_post_hook(lambda *_: self.apply()),
+            self._optimizer.register_load_state_dict_post_hook(lambda *_: self.apply()),
         ]
         self.apply()
 
     def update(self, masks: Masks) -> None:
-        """Takes these masks in place of the present ones; a parameter that is not among them is free again.
+        """Replaces the masks; a parameter without a mask is free again.
 
         Raises:
-            ValueError: one of them does not fit; the present ones then stay.
+            ValueError: one of them does not fit; the present ones stay then.
         """
         self._masked = self._look_up(masks)
         self.apply()
 
     @torch.no_grad()
     def apply(self) -> None:
-        """Sets the removed weights, and what the optimizer remembers of them, to zero."""
+        """Sets the removed weights, and the optimizer's state of them, to zero."""
         for parameter, removed in self._removed():
             parameter.masked_fill_(removed, 0)
-            for value in self._memory(parameter):
-                value.masked_fill_(removed.to(value.device), 0)
+            state = self._optimizer.state.get(parameter, {})
+            for value in state.values() if isinstance(state, Mapping) else ():
+                if isinstance(value, Tensor) and value.shape == parameter.shape:
+                    value.masked_fill_(removed.to(value.device), 0)
 
     def remove(self) -> None:
-        """Takes the hooks away; weights that are zero are free to move again."""
+        """Detaches the masks; weights that are zero may change again."""
         for hook in self._hooks:
             hook.remove()
 
     def __enter__(self) -> "MaskKeeper":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.remove()
 
     def _look_up(self, masks: Masks) -> list[tuple[Tensor, Tensor]]:
@@ -64,14 +88,16 @@ class MaskKeeper:
         found = []
         for key, mask in masks.items():
             if isinstance(key, str):
-                parameter, label = find(key, named, "the model" if self._model else "the optimizer"), repr(key)
+                parameter = find(key, named, "the model" if self._model else "the optimizer")
+            elif id(key) in ours:
+                parameter = key
             else:
-                parameter, label = key, f"a tensor of shape {tuple(key.shape)}"
-                if id(key) not in ours:
-                    raise ValueError(f"masks: {label} is not a parameter of the optimizer; {_STALE}")
-            found.append((parameter, _laid_out(as_mask(label, mask, parameter.shape), parameter)))
+                raise ValueError(
+                    f"masks: a tensor of shape {tuple(key.shape)} matches no parameter of the optimizer; {STALE}"
+                )
+            found.append((parameter, _laid_out(as_mask(key, mask, parameter.shape), parameter)))
         if found and not any(id(parameter) in ours for parameter, _ in found):
-            raise ValueError(f"none of the {len(found)} masked parameters is in the optimizer; {_STALE}")
+            raise ValueError(f"none of the {len(found)} masked parameters is in the optimizer; {STALE}")
         return found
 
     def _named(self, masks: Masks) -> dict[str, Tensor]:
@@ -85,7 +111,7 @@ class MaskKeeper:
                 "masks are given by name, but the optimizer does not know the names of its parameters; "
                 "pass model=, or build the optimizer from model.named_parameters()"
             )
-        return {plain_name(name): parameter for name, parameter in named.items()} | named
+        return by_plain_name(named)
 
     def _removed(self) -> Iterator[tuple[Tensor, Tensor]]:
         for index, (parameter, mask) in enumerate(self._masked):
@@ -94,12 +120,6 @@ class MaskKeeper:
                 self._masked[index] = parameter, mask
             yield parameter, ~mask
 
-    def _memory(self, parameter: Tensor) -> list[Tensor]:
-        """Momentum, averages of squares and the like: what the optimizer keeps one number a weight of."""
-        state = self._optimizer.state.get(parameter, {})
-        values = state.values() if isinstance(state, Mapping) else ()
-        return [value for value in values if isinstance(value, Tensor) and value.shape == parameter.shape]
-
     @torch.no_grad()
     def _before_step(self, *_: Any) -> None:
         # Whatever mixes coordinates (norms, trust ratios, factored averages, curvature) would see the removed ones.
@@ -107,21 +127,22 @@ class MaskKeeper:
             if parameter.grad is not None and not parameter.grad.is_sparse:
                 parameter.grad.masked_fill_(removed, 0)
 
-    def _after_step(self, *_: Any) -> None:
-        self.apply()
 
-    def _after_load(self, *_: Any) -> None:
-        self.apply()
+def innermost(optimizer: Optimizer) -> Optimizer:
+    """The optimizer inside the wrappers of accelerate, Lightning and others, whose hooks are the ones that are called.
 
-
-_STALE = (
-    "was the model copied, or its parameters replaced, after the optimizer was built? "
-    "Build the optimizer from the model whose weights it moves"
-)
+    Raises:
+        ValueError: it is not a torch optimizer.
+    """
+    while isinstance(getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = optimizer.optimizer  # type: ignore[attr-defined]
+    if not isinstance(optimizer, Optimizer):
+        raise ValueError(f"optimizer must be a torch.optim.Optimizer, not a {type(optimizer).__name__}")
+    return optimizer
 
 
 def _laid_out(mask: Tensor, parameter: Tensor) -> Tensor:
-    """The mask where the parameter is; in the same shards, where that is a DTensor."""
+    """The mask on the parameter's device; in the same shards, if that is a DTensor."""
     mask = mask.to(parameter.device)
     mesh = getattr(parameter, "device_mesh", None)
     if mesh is None or hasattr(mask, "device_mesh"):
@@ -130,36 +151,3 @@ def _laid_out(mask: Tensor, parameter: Tensor) -> Tensor:
 
     assert isinstance(parameter, DTensor)
     return distribute_tensor(mask, mesh, parameter.placements)
-
-
-def attach_masks(optimizer: Optimizer, masks: Masks, model: nn.Module | None = None) -> MaskKeeper:
-    """Keeps removed weights at exactly zero under any torch optimizer, and its memory of them empty.
-
-    Before each step the gradients of removed weights are set to zero; after it the weights themselves, and the
-    optimizer's momentum or averages of them. The same is done at once, and whenever the optimizer loads a state.
-
-    Args:
-        optimizer: any torch optimizer, also wrapped by accelerate or Lightning, under a GradScaler, or of DTensors.
-        masks: {name or parameter: tensor of its shape, True or 1 = kept}.
-        model: where names are looked up; without it, in those that an optimizer built from `named_parameters()` has.
-
-    Returns:
-        A handle: `update(masks)` for tighter ones, `remove()` to let go; it is a context manager too.
-
-    Raises:
-        ValueError: a name that is not found, a mask that does not fit, or parameters that the optimizer does not have.
-    """
-    return MaskKeeper(optimizer, masks, model)
-
-
-def innermost(optimizer: Optimizer) -> Optimizer:
-    """The optimizer inside the wrappers of accelerate, Lightning and others, which is the one whose hooks are called.
-
-    Raises:
-        ValueError: it is no torch optimizer.
-    """
-    while isinstance(getattr(optimizer, "optimizer", None), Optimizer):
-        optimizer = optimizer.optimizer  # type: ignore[attr-defined]
-    if not isinstance(optimizer, Optimizer):
-        raise ValueError(f"optimizer must be a torch.optim.Optimizer, not a {type(optimizer).__name__}")
-    return optimizer

@@ -1,83 +1,75 @@
-"""Masks in and out, in the forms people have: a dict, a file, torch.nn.utils.prune, torch.ao.pruning, a model's zeros.
+"""Masks in and out: dicts, files, torch.nn.utils.prune, torch.ao.pruning, the zeros of a model.
 
-Everywhere else in this package masks are one thing: {plain parameter name: bool tensor, True = kept}.
+Everywhere else masks are {plain parameter name: bool tensor, True = kept}.
 """
 
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mfac.layout import some
-from mfac.pruning.atomic_file import replacing
-from mfac.pruning.parameter_names import as_mask, find, parameters_by_name, plain_name
+from mfac.layout import as_mask, find, parameters_by_name, plain_name, some
+from mfac.pruning.atomic_file import read_tensors, write_tensors
 
 FORMAT = "mfac-masks"
-INSTALL = "mask files need safetensors; pip install 'torch-mfac[masks]'"
 Source = str | os.PathLike[str] | Mapping[str, Tensor] | nn.Module
 
 
 def load_masks(source: Source) -> dict[str, Tensor]:
-    """Masks from wherever they are, as {plain parameter name: bool tensor, True = kept}.
+    """Reads masks as {plain parameter name: bool tensor, True = kept}.
 
     Args:
         source: a safetensors file; a dict of masks, or a state_dict with `weight_mask` entries of torch.nn.utils.prune;
-            or a model that torch.nn.utils.prune or torch.ao.pruning has prepared.
+            or a model prepared by torch.nn.utils.prune or torch.ao.pruning.
 
     Raises:
-        ValueError: there is no mask in it, or one that does not hold zeros and ones.
+        ValueError: it has no mask, or one that does not hold zeros and ones.
     """
     if isinstance(source, nn.Module):
         found = masks_of_model(source)
         missing = (
             "the model has no masks of torch.nn.utils.prune or torch.ao.pruning; "
-            "for weights that are zero, take mfac.masks_from_zeros(model)"
+            "for weights that are zero, use mfac.masks_from_zeros(model)"
         )
     elif isinstance(source, Mapping):
         found, missing = _masks_of_mapping(source), "the dict holds no mask"
     else:
-        found, missing = _masks_of_mapping(_read(source)), f"{source} holds no mask"
+        found, missing = _masks_of_mapping(read_tensors(source, "save_masks")[0]), f"{source} holds no mask"
     if not found:
         raise ValueError(missing)
     return found
 
 
 def save_masks(masks: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
-    """Writes masks to a safetensors file, in full or not at all: bool tensors, for any reader of the format.
+    """Writes masks to a safetensors file as bool tensors, completely or not at all.
 
     Raises:
-        ValueError: there is nothing to save, or a mask is not one.
+        ValueError: there is nothing to save, or a mask does not hold zeros and ones.
         ImportError: safetensors is missing.
     """
-    try:
-        from safetensors.torch import save_file
-    except ImportError as error:
-        raise ImportError(INSTALL) from error
-    checked = {plain_name(name): as_mask(repr(name), mask, mask.shape) for name, mask in masks.items()}
+    checked = {plain_name(name): as_mask(name, mask, mask.shape) for name, mask in masks.items()}
     if not checked:
         raise ValueError("there are no masks to save")
     tensors = {name: mask.detach().cpu().contiguous().clone() for name, mask in checked.items()}
-    with replacing(path) as draft:
-        save_file(tensors, draft, metadata={"format": FORMAT, "kept": "true"})
+    write_tensors(tensors, path, {"format": FORMAT, "kept": "true"})
 
 
 def masks_of_model(model: nn.Module) -> dict[str, Tensor]:
-    """The masks that torch.nn.utils.prune and torch.ao.pruning have put on a model; {} where there are none."""
+    """The masks that torch.nn.utils.prune and torch.ao.pruning have put on a model; {} if there are none."""
     masks = {}
     for prefix, module in model.named_modules():
         for attribute, mask in _masks_of_module(module):
             name = plain_name(f"{prefix}.{attribute}" if prefix else attribute)
-            masks[name] = as_mask(repr(name), mask, mask.shape).clone()
+            masks[name] = as_mask(name, mask, mask.shape).clone()
     return masks
 
 
 def masks_from_zeros(model: nn.Module) -> dict[str, Tensor]:
-    """The masks that a model's exact zeros amount to, for weights of two or more dimensions that have any.
+    """Masks of a model's exact zeros, for parameters of two or more dimensions that have any.
 
-    Biases and norms are left out: one that was initialised with zeros has not been pruned.
+    Biases and norms are left out: those initialised with zeros have not been pruned.
     """
     masks = {}
     for name, parameter in model.named_parameters():
@@ -89,11 +81,7 @@ def masks_from_zeros(model: nn.Module) -> dict[str, Tensor]:
 
 
 def matched_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The masks under the names that the model itself has for its parameters, as bool tensors.
-
-    Raises:
-        ValueError: a name that the model has not, or a mask that does not fit.
-    """
+    """The masks as bool tensors under the model's own names; raises ValueError if one does not fit."""
     own = {id(parameter): name for name, parameter in model.named_parameters()}
     return {own[id(parameter)]: mask for parameter, mask in _matched(model, masks).values()}
 
@@ -103,7 +91,7 @@ def apply_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
     """Sets the removed weights of a model to zero, in place.
 
     Raises:
-        ValueError: a name that the model has not, or a mask that does not fit; no weight is changed then.
+        ValueError: a name is unknown, or a mask does not fit; no weight is changed then.
     """
     for parameter, mask in _matched(model, masks).values():
         parameter.masked_fill_(~mask.to(parameter.device), 0)
@@ -112,7 +100,7 @@ def apply_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
 def to_torch_prune(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
     """Hands masks to torch.nn.utils.prune: each masked weight becomes `weight_orig` and `weight_mask`.
 
-    A layer that has been prepared so before gets the product of both masks, as is the rule there.
+    A layer that has a mask already gets the product of both, as torch defines it.
     """
     from torch.nn.utils import prune
 
@@ -122,7 +110,7 @@ def to_torch_prune(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
 
 
 def to_torch_ao(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
-    """Hands masks to torch.ao.pruning: each masked weight gets a `FakeSparsity`, or a new mask in the one it has."""
+    """Hands masks to torch.ao.pruning: each masked weight gets a `FakeSparsity`, or a new mask in its present one."""
     from torch.ao.pruning.sparsifier.utils import FakeSparsity
     from torch.nn.utils import parametrize
 
@@ -149,28 +137,12 @@ def _masks_of_module(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _masks_of_mapping(entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All of a dict of masks; of a state_dict, the `_mask` entries that have an `_orig` beside them."""
+    """All entries of a dict of masks; of a state_dict, the `_mask` entries with an `_orig` beside them."""
     paired = [key for key in entries if key.endswith("_mask") and f"{key.removesuffix('_mask')}_orig" in entries]
     return {
-        plain_name(key.removesuffix("_mask")): as_mask(repr(key), entries[key], entries[key].shape).clone()
+        plain_name(key.removesuffix("_mask")): as_mask(key, entries[key], entries[key].shape).clone()
         for key in paired or entries
     }
-
-
-def _read(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    try:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-    except ImportError as error:
-        raise ImportError(INSTALL) from error
-    if not Path(path).is_file():
-        raise ValueError(f"{path} is not there; masks are read from a safetensors file, such as save_masks writes")
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(
-            f"{path} is not a whole safetensors file ({error}); write masks with mfac.save_masks"
-        ) from None
 
 
 def _matched(model: nn.Module, masks: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
@@ -181,12 +153,12 @@ def _matched(model: nn.Module, masks: Mapping[str, Tensor]) -> dict[str, tuple[T
     matched = {}
     for name, mask in masks.items():
         parameter = find(name, known, "the model")
-        matched[name] = parameter, as_mask(repr(name), mask, parameter.shape)
+        matched[name] = parameter, as_mask(name, mask, parameter.shape)
     return matched
 
 
 def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """The module that a parameter belongs to, and what it is called there before any reparametrisation."""
+    """The module that owns a parameter, and the attribute's name before any reparametrisation."""
     own = {plain_name(key): key for key in dict(model.named_parameters(remove_duplicate=False))}
     path = own[plain_name(name)].split(".")
     if path[-1] == "original":  # fc.parametrizations.weight.original
@@ -195,7 +167,6 @@ def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def _fake_sparsity(module: nn.Module, attribute: str) -> Tensor | None:
-    """The mask of torch.ao.pruning on this parameter, if there is one."""
     steps: Any = dict(getattr(module, "parametrizations", {}))
     for step in steps.get(attribute, ()):
         if type(step).__name__ == "FakeSparsity":

@@ -1,4 +1,4 @@
-"""Shapes of sparsity that hardware or layers can use: N of every M weights, whole rows, whole channels."""
+"""Patterns of sparsity that hardware or layers can use: N of every M weights, whole rows, whole channels."""
 
 import re
 from collections.abc import Mapping
@@ -11,18 +11,17 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class NOfM:
-    """At most `kept` of every `size` weights side by side along dimension 1 (the inputs) are kept."""
+    """At most `kept` of every `size` consecutive weights along dimension 1 (the inputs) are kept."""
 
     kept: int
     size: int
 
     @property
     def sparsity(self) -> float:
-        """1 − N/M."""
         return 1 - self.kept / self.size
 
     def check(self, name: str, shape: torch.Size) -> None:
-        """Raises ValueError where M does not divide dimension 1."""
+        """Raises ValueError if M does not divide dimension 1."""
         if len(shape) < 2 or shape[1] % self.size:
             what = f"dimension 1 is {shape[1]}" if len(shape) > 1 else "it has one dimension"
             raise ValueError(
@@ -31,14 +30,13 @@ class NOfM:
             )
 
     def final_keep(self, mask: Tensor) -> int:
-        """How many weights of a tensor are kept in the end."""
         return int(self._grouped(mask).sum(-1).clamp_max(self.kept).sum())
 
     def offered(self, costs: Tensor, mask: Tensor) -> Tensor:
-        """The costs, infinite for weights that are gone and for those that their group must keep.
+        """The costs, infinite for removed weights and for those that their group must keep.
 
-        A group that has lost r of its weights offers the M − N − r cheapest of the others: whichever of these go at
-        this step, none of its groups is ever left with fewer than N.
+        A group that has lost r of its weights offers the M − N − r cheapest of the others, so that it keeps at least N
+        whichever of these are removed.
         """
         grouped = self._grouped(torch.where(mask, costs, torch.inf))
         rank = grouped.argsort(-1).argsort(-1)
@@ -47,16 +45,13 @@ class NOfM:
         return self.ungrouped(limited.flatten(0, -2), mask.shape)
 
     def positions(self, mask: Tensor, start: int) -> Int[Tensor, "groups size"]:
-        """Where the weights of each group lie in a vector of kept weights, this tensor's beginning at `start`.
-
-        −1 stands for those that are gone.
-        """
+        """Each group's positions in a vector of kept weights, this tensor's from `start` on; −1 for removed ones."""
         flat = torch.full((mask.numel(),), -1, device=mask.device)
         flat[mask.flatten()] = torch.arange(start, start + int(mask.sum()), device=mask.device)
         return self._grouped(flat.view(mask.shape)).flatten(0, -2)
 
     def ungrouped(self, values: Float[Tensor, "groups size"], shape: torch.Size) -> Tensor:
-        """One value a weight, by groups, as a tensor of the weights' shape."""
+        """Values by groups as a tensor of the weights' shape."""
         moved = (shape[0], *shape[2:], shape[1])
         return values.reshape(moved).movedim(-1, 1)
 
@@ -69,13 +64,13 @@ class NOfM:
 
 @dataclass(frozen=True)
 class Slices:
-    """Whole slices along one dimension go at once: 0 is a row (an output), 1 a channel (an input)."""
+    """Whole slices along one dimension are removed: 0 is a row (an output), 1 a channel (an input)."""
 
     kind: str
     dim: int
 
     def check(self, name: str, shape: torch.Size) -> None:
-        """Raises ValueError where the tensor has no such dimension."""
+        """Raises ValueError if the tensor has no such dimension."""
         if len(shape) <= self.dim:
             raise ValueError(
                 f"pattern {self}: {name} has shape {tuple(shape)} and so no {self.kind}s; leave it out with "
@@ -83,7 +78,7 @@ class Slices:
             )
 
     def groups(self, masks: Mapping[str, Tensor]) -> tuple[dict[str, Int[Tensor, "..."]], dict[str, range]]:
-        """The number of every weight's slice, counted through all tensors, and the numbers of each tensor's slices."""
+        """The number of every weight's slice, counted over all tensors, and the numbers of each tensor's slices."""
         ids, ranges, first = {}, {}, 0
         for name, mask in masks.items():
             length = mask.shape[self.dim]
@@ -102,11 +97,7 @@ Pattern = NOfM | Slices | None
 
 
 def parse_pattern(pattern: str | None) -> Pattern:
-    """ "N:M", "row", "channel" or None.
-
-    Raises:
-        ValueError: anything else.
-    """
+    """Parses "N:M", "row", "channel" or None; raises ValueError for anything else."""
     if pattern is None:
         return None
     if pattern in ("row", "channel"):

@@ -1,4 +1,4 @@
-"""What a pruning run gives back: masks, sparsity, and a record of every step."""
+"""The result of pruning: masks, sparsity, and a record of every step."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,8 +11,8 @@ class StepRecord:
     """One recomputation.
 
     `loss_before` and `loss_after` are means over the same few batches, in eval mode; `predicted_increase` is ½ δᵀFδ of
-    the quadratic model for the change δ that was made, None for methods that have no such model; `damping` is λ as it
-    was used. Of the `seconds`, `gradient_seconds` went into gradients (or layer statistics).
+    the quadratic model for the change δ that was made, None for methods without such a model; `damping` is the λ that
+    was used. `gradient_seconds` is the part of `seconds` that went into gradients.
     """
 
     step: int
@@ -27,13 +27,15 @@ class StepRecord:
 
     @property
     def true_increase(self) -> float:
-        """By how much the loss has grown."""
         return self.loss_after - self.loss_before
 
 
 @dataclass
 class PruningResult:
-    """What `prune` did: `masks` {name: bool tensor, True = kept}, and `history`, one record a recomputation."""
+    """What `prune` did: `masks` {name: bool tensor, True = kept}, and `history`, one record per recomputation.
+
+    Counts and sparsities are those of the targets.
+    """
 
     masks: dict[str, Tensor]
     targets: tuple[str, ...]
@@ -41,33 +43,28 @@ class PruningResult:
 
     @property
     def num_weights(self) -> int:
-        """Weights of the targets."""
         return sum(self.masks[name].numel() for name in self.targets)
 
     @property
     def num_removed(self) -> int:
-        """Weights of the targets that are removed."""
         return self.num_weights - sum(int(self.masks[name].sum()) for name in self.targets)
 
     @property
     def sparsity(self) -> float:
-        """The fraction of the targets' weights that is removed."""
         return self.num_removed / self.num_weights
 
     @property
     def layer_sparsity(self) -> Mapping[str, float]:
-        """The same for each target."""
         return {name: 1 - float(self.masks[name].double().mean()) for name in self.targets}
 
     @property
     def predicted_increase(self) -> float | None:
-        """The sum of what the steps predicted; None where the method predicts nothing."""
+        """The sum over the steps; None where the method predicts nothing."""
         parts = [record.predicted_increase for record in self.history]
         return None if None in parts else sum(part for part in parts if part is not None)
 
     @property
     def true_increase(self) -> float:
-        """From the first loss to the last; 0 where nothing was removed."""
         return self.history[-1].loss_after - self.history[0].loss_before if self.history else 0.0
 
     @property
@@ -77,14 +74,12 @@ class PruningResult:
 
     @property
     def seconds(self) -> float:
-        """In all."""
         return sum(record.seconds for record in self.history)
 
     def __repr__(self) -> str:
-        losses = (
-            f", loss {self.history[0].loss_before:.4g} -> {self.history[-1].loss_after:.4g}" if self.history else ""
-        )
+        history = self.history
+        losses = f", loss {history[0].loss_before:.4g} -> {history[-1].loss_after:.4g}" if history else ""
         return (
             f"PruningResult({self.num_removed} of {self.num_weights} weights removed ({self.sparsity:.2%}) in "
-            f"{len(self.history)} steps{losses}, {self.seconds:.1f} s)"
+            f"{len(history)} steps{losses}, {self.seconds:.1f} s)"
         )

@@ -1,24 +1,91 @@
-"""Which weights go: the cheapest of each pool, with a floor under every tensor."""
+"""Which weights are removed: the cheapest of each pool, with a floor under every tensor."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from mfac.distributed.shared_curvature import SharedCurvature
+from mfac.layout import ParameterLayout
 from mfac.pruning.budget import Pool
+from mfac.pruning.curvature import Curvature, FisherCurvature
+from mfac.pruning.patterns import NOfM, Pattern, Slices
+
+WithBlocks = FisherCurvature | SharedCurvature
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How weights are selected: the pattern, the order, and the least that each tensor keeps."""
+
+    pattern: Pattern
+    order: str
+    floors: Mapping[str, int]
+
+    def choose(
+        self,
+        curvature: Curvature,
+        theta: Float[Tensor, " d"],
+        layout: ParameterLayout,
+        masks: Mapping[str, Tensor],
+        pools: Sequence[Pool],
+    ) -> dict[str, Tensor]:
+        """{name: bool tensor}, True for the weights that a step removes so that the pools keep what they should."""
+        if isinstance(self.pattern, Slices):
+            ids, ranges = self.pattern.groups(masks)
+            costs, sizes = _slice_costs(ids, ranges, curvature, theta, layout)
+            chosen = torch.zeros(len(costs), dtype=torch.bool, device=theta.device)
+            chosen[sorted(cheapest_slices(costs, sizes, ranges, pools, self.floors))] = True
+            return {name: chosen[ids[name]] & mask for name, mask in masks.items()}
+        if isinstance(self.pattern, NOfM):
+            costs_in = _costs_in_groups(self.pattern, curvature, theta, layout, masks)
+            offered = {name: self.pattern.offered(value, masks[name]) for name, value in costs_in.items()}
+            return cheapest(offered, masks, pools, self.floors)
+        if self.order == "greedy":
+            assert isinstance(curvature, WithBlocks)
+            # Weights that a floor keeps must not use up the count.
+            count = layout.dim - sum(pool.keep for pool in pools) + sum(self.floors.values())
+            scores = curvature.greedy_scores(theta, count if len(pools) == 1 else None)
+        else:
+            scores = curvature.scores(theta)
+        return cheapest(layout.unflatten(scores), masks, pools, self.floors)
+
+
+def _costs_in_groups(
+    pattern: NOfM, curvature: Curvature, theta: Tensor, layout: ParameterLayout, masks: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The exact costs, one weight after another, inside each group; plain scores where the curvature has no blocks."""
+    if not isinstance(curvature, WithBlocks):
+        return layout.unflatten(curvature.scores(theta))
+    slots = zip(layout.names, layout.slots, strict=True)
+    positions = [pattern.positions(masks[name], slot.start) for name, slot in slots]
+    parts = curvature.order_in_groups(theta, torch.cat(positions)).split([len(p) for p in positions])
+    return {name: pattern.ungrouped(part, masks[name].shape) for name, part in zip(layout.names, parts, strict=True)}
+
+
+def _slice_costs(
+    ids: Mapping[str, Tensor], ranges: Mapping[str, range], curvature: Curvature, theta: Tensor, layout: ParameterLayout
+) -> tuple[Float[Tensor, " groups"], Int[Tensor, " groups"]]:
+    """The cost of each slice, and how many weights it still has."""
+    groups = torch.empty(layout.dim, dtype=torch.int64, device=theta.device)
+    layout.flatten([ids[name] for name in layout.names], groups)
+    count = max(numbers.stop for numbers in ranges.values())
+    sizes = torch.bincount(groups, minlength=count)
+    if isinstance(curvature, WithBlocks):
+        return curvature.group_costs(theta, groups, count), sizes
+    costs = torch.zeros(count, dtype=torch.float64, device=theta.device)
+    return costs.index_add_(0, groups, curvature.scores(theta)), sizes
 
 
 def cheapest(
-    costs: Mapping[str, Tensor],
-    masks: Mapping[str, Tensor],
-    pools: Sequence[Pool],
-    floors: Mapping[str, int],
+    costs: Mapping[str, Tensor], masks: Mapping[str, Tensor], pools: Sequence[Pool], floors: Mapping[str, int]
 ) -> dict[str, Tensor]:
-    """{name: bool tensor}, True for the weights that go now.
+    """{name: bool tensor}, True for the cheapest weights of each pool.
 
     Args:
-        costs: of every weight; infinite for those that may not go at this step.
+        costs: of every weight; infinite for those that may not be removed at this step.
         masks: True = kept until now.
         pools: how many weights are to be kept in each set of tensors.
         floors: the least that each tensor keeps.
@@ -28,21 +95,50 @@ def cheapest(
         offered = [_above_floor(costs[name], masks[name], floors[name]) for name in pool.names]
         count = sum(int(masks[name].sum()) for name in pool.names) - pool.keep
         flat = torch.cat([cost.flatten() for cost in offered])
-        removed = smallest(flat, count) & torch.isfinite(flat)
+        removed = torch.zeros_like(flat, dtype=torch.bool)
+        removed[torch.topk(flat, max(0, count), largest=False).indices] = True
+        removed &= torch.isfinite(flat)
         parts = removed.split([cost.numel() for cost in offered])
         chosen.update({name: part.view_as(masks[name]) for name, part in zip(pool.names, parts, strict=True)})
     return chosen
 
 
-def smallest(costs: Float[Tensor, " n"], count: int) -> Bool[Tensor, " n"]:
-    """True for the `count` smallest."""
-    chosen = torch.zeros_like(costs, dtype=torch.bool)
-    chosen[torch.topk(costs, max(0, count), largest=False).indices] = True
+def cheapest_slices(
+    costs: Float[Tensor, " groups"],
+    sizes: Int[Tensor, " groups"],
+    ranges: Mapping[str, range],
+    pools: Sequence[Pool],
+    floors: Mapping[str, int],
+) -> set[int]:
+    """The slices to remove: those of the lowest cost per weight, while the pools keep enough weights.
+
+    Args:
+        costs: of every slice.
+        sizes: how many weights each still has.
+        ranges: which slices belong to which tensor.
+        pools: how many weights are to be kept in each set of tensors.
+        floors: the least that each tensor keeps; the last slice of a tensor is never removed.
+    """
+    chosen: set[int] = set()
+    weights = sizes.tolist()
+    each = (costs / sizes.clamp_min(1)).tolist()
+    for pool in pools:
+        owner = {group: name for name in pool.names for group in ranges[name] if weights[group]}
+        left = {name: sum(weights[group] for group in ranges[name]) for name in pool.names}
+        spare = sum(left.values()) - pool.keep
+        slices_left = {name: sum(1 for group in ranges[name] if weights[group]) for name in pool.names}
+        for group in sorted(owner, key=each.__getitem__):
+            name, size = owner[group], weights[group]
+            if size <= spare and slices_left[name] > 1 and left[name] - size >= floors[name]:
+                chosen.add(group)
+                spare -= size
+                left[name] -= size
+                slices_left[name] -= 1
     return chosen
 
 
 def _above_floor(costs: Tensor, mask: Tensor, floor: int) -> Tensor:
-    """The costs, infinite for what is gone already and for the `floor` weights that would go last."""
+    """The costs, infinite for removed weights and for the `floor` most expensive ones."""
     offered = torch.where(mask, costs, torch.inf)
     if floor > 0:
         last = torch.topk(torch.where(mask, costs, -torch.inf).flatten(), min(floor, mask.numel())).indices

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from mfac.layout import as_mask, find, parameters_by_name, plain_name
 from mfac.pruning.masks import masks_of_model
-from mfac.pruning.parameter_names import as_mask, find, parameters_by_name, plain_name
 
 HEADER = ("layer", "shape", "weights", "removed", "sparsity", "")
 
 
 @dataclass(frozen=True)
 class LayerSparsity:
-    """One line of the table: a parameter, how many weights it has, how many of them are removed.
+    """One row of the table: a parameter, and how many of its weights are removed.
 
-    `astray` counts weights that a mask removes and that are not zero: none, as long as the masks are kept.
+    `astray` counts weights that a mask removes but that are not zero.
     """
 
     name: str
@@ -27,30 +27,26 @@ class LayerSparsity:
 
     @property
     def sparsity(self) -> float:
-        """The fraction that is removed."""
         return self.removed / self.weights if self.weights else 0.0
 
 
 @dataclass(frozen=True)
 class SparsityReport:
-    """The table: one row a parameter that was, or could have been, pruned; `others` counts the weights of the rest."""
+    """The table: one row per parameter that could be pruned; `others` counts the weights of all others."""
 
     rows: tuple[LayerSparsity, ...]
     others: int
 
     @property
     def weights(self) -> int:
-        """How many weights the rows have."""
         return sum(row.weights for row in self.rows)
 
     @property
     def removed(self) -> int:
-        """How many of them are removed."""
         return sum(row.removed for row in self.rows)
 
     @property
     def sparsity(self) -> float:
-        """The fraction of the rows' weights that is removed."""
         return self.removed / self.weights if self.weights else 0.0
 
     def __str__(self) -> str:
@@ -63,15 +59,15 @@ class SparsityReport:
 
 @torch.no_grad()
 def sparsity_report(model: nn.Module, masks: Mapping[str, Tensor] | None = None) -> SparsityReport:
-    """Counts the removed weights of a model, layer by layer; `str()` of what it returns is a table.
+    """Counts the removed weights of a model, layer by layer; `str()` of the report is a table.
 
     Args:
-        model: any model, also one that torch.nn.utils.prune or torch.ao.pruning has prepared.
-        masks: what is removed, and the rows of the table. Without them, every parameter of two or more dimensions is a
-            row, and what counts is the model's own masks and, where it has none, exact zeros.
+        model: any model, also one prepared by torch.nn.utils.prune or torch.ao.pruning.
+        masks: the rows of the table, and what is removed. Without them, every parameter of two or more dimensions is a
+            row, and the removed weights are those of the model's own masks, or its exact zeros.
 
     Raises:
-        ValueError: a mask that belongs to no parameter, or does not fit it.
+        ValueError: a mask belongs to no parameter, or does not fit it.
     """
     known = parameters_by_name(model)
     given = {id(find(name, known, "the model")): (name, mask) for name, mask in (masks or {}).items()}
@@ -91,8 +87,8 @@ def _row(name: str, label: str, parameter: Tensor, mask: Tensor | None, reparame
     shape, weights = tuple(parameter.shape), parameter.numel()
     if mask is None:
         return LayerSparsity(name, shape, weights, weights - int(torch.count_nonzero(parameter)))
-    removed = ~as_mask(repr(label), mask, parameter.shape).to(parameter.device)
-    # Under torch's tools the parameter keeps its values, and the mask multiplies them on the way.
+    removed = ~as_mask(label, mask, parameter.shape).to(parameter.device)
+    # Torch's tools keep the parameter's values and multiply them by the mask in the forward pass.
     astray = 0 if reparametrised else int(torch.count_nonzero(parameter.masked_select(removed)))
     return LayerSparsity(name, shape, weights, int(removed.sum()), astray)
 
@@ -104,9 +100,5 @@ def _cells(row: LayerSparsity) -> tuple[str, ...]:
 
 
 def _aligned(line: tuple[str, ...], widths: list[int]) -> str:
-    left = (0, 1, 5)
-    cells = [
-        cell.ljust(width) if i in left else cell.rjust(width)
-        for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-    ]
-    return "  ".join(cells).rstrip()
+    pairs = enumerate(zip(line, widths, strict=True))
+    return "  ".join(cell.rjust(width) if 2 <= i <= 4 else cell.ljust(width) for i, (cell, width) in pairs).rstrip()

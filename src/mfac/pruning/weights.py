@@ -1,20 +1,24 @@
-"""The weights that are pruned, their masks, and steps that happen as a whole or not at all."""
+"""The weights that are pruned: which they are, their masks, and changes that happen as a whole or not at all."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mfac.layout import Masks, ParameterLayout
+from mfac.layout import Masks, ParameterLayout, matching, parameters_by_name, some
+
+Names = str | Iterable[str] | None
 
 
 class MaskedWeights:
-    """The targets and which of their weights are kept; `masks` {name: bool tensor on the weight's device}.
+    """The targets and which of their weights are kept; `masks` is {name: bool tensor on the weight's device}.
+
+    `other_masks` are those given for parameters that are not targets, which are passed through.
 
     Args:
-        model: where the weights live.
+        model: where the weights are.
         targets: {name: parameter}.
         masks: what is removed already; by name or by parameter.
 
@@ -27,19 +31,20 @@ class MaskedWeights:
         self.targets = dict(targets)
         devices = sorted({str(tensor.device) for tensor in targets.values()})
         if len(devices) > 1:
-            raise ValueError(f"the targets lie on {', '.join(devices)}; prune needs them on one device")
+            raise ValueError(f"the targets are on {', '.join(devices)}; prune needs them on one device")
         layout = ParameterLayout(model, list(targets), masks)
-        self.masks = {
-            name: _as_mask(tensor, kept)
-            for name, tensor, kept in zip(layout.names, layout.tensors, layout.kept, strict=True)
-        }
+        kept = layout.unflatten(torch.ones(layout.dim, dtype=torch.bool, device=layout.device))
+        self.masks = {name: mask.clone() for name, mask in kept.items()}
         self.other_masks = {
             key: mask for key, mask in (masks or {}).items() if isinstance(key, str) and key not in self.masks
         }
 
     @property
+    def device(self) -> torch.device:
+        return next(iter(self.targets.values())).device
+
+    @property
     def sparsity(self) -> float:
-        """The fraction of the weights that is removed."""
         kept = sum(int(mask.sum()) for mask in self.masks.values())
         return 1 - kept / sum(mask.numel() for mask in self.masks.values())
 
@@ -54,7 +59,7 @@ class MaskedWeights:
         return row
 
     def row_of(self, layout: ParameterLayout, values: Mapping[str, Tensor]) -> Tensor:
-        """One value a weight, in the coordinates of the layout."""
+        """One value per weight, in the coordinates of the layout."""
         first = next(iter(values.values()))
         row = torch.empty(layout.dim, dtype=first.dtype, device=layout.device)
         layout.flatten([values[name] for name in layout.names], row)
@@ -62,7 +67,7 @@ class MaskedWeights:
 
     @torch.no_grad()
     def write(self, layout: ParameterLayout, theta: Float[Tensor, " d"], removed: Mapping[str, Tensor]) -> None:
-        """Sets the weights, exactly 0 wherever one was ever removed, and the masks."""
+        """Sets the masks and the weights; removed weights are exactly 0."""
         values = layout.unflatten(theta)
         for name, tensor in self.targets.items():
             mask = self.masks[name] & ~removed[name]
@@ -71,23 +76,53 @@ class MaskedWeights:
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
-        """Weights, masks and the model's buffers as they were, if what happens inside does not come to its end."""
-        weights = [(tensor, tensor.detach().clone()) for tensor in self.targets.values()]
-        buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
+        """Restores weights, masks and the model's buffers if the block inside raises."""
+        tensors = [*self.targets.values(), *self.model.buffers()]
+        saved = [tensor.detach().clone() for tensor in tensors]
         masks = dict(self.masks)
         try:
             yield
         except BaseException:
             with torch.no_grad():
-                for tensor, value in weights + buffers:
+                for tensor, value in zip(tensors, saved, strict=True):
                     tensor.copy_(value)
             self.masks = masks
             raise
 
 
-def _as_mask(tensor: Tensor, kept: Tensor | None) -> Tensor:
-    if kept is None:
-        return torch.ones(tensor.shape, dtype=torch.bool, device=tensor.device)
-    mask = torch.zeros(tensor.numel(), dtype=torch.bool, device=tensor.device)
-    mask[kept] = True
-    return mask.view(tensor.shape)
+def choose_targets(model: nn.Module, targets: Names = None, ignore: Names = None) -> dict[str, Tensor]:
+    """{name: parameter}, in the model's order; tied weights once, by their first name.
+
+    Args:
+        model: where the parameters are.
+        targets: names or `"re:..."` patterns (by `re.search`); None: every trainable parameter of two or more
+            dimensions that is not an embedding.
+        ignore: names or patterns to leave out, whatever `targets` says.
+
+    Raises:
+        ValueError: a name or pattern matches nothing, or there is nothing left to prune.
+    """
+    every = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
+    if targets is None:
+        kinds = nn.Embedding | nn.EmbeddingBag
+        embeddings = {id(module.weight) for module in model.modules() if isinstance(module, kinds)}
+        wanted = {id(tensor) for tensor in every.values() if tensor.ndim >= 2 and id(tensor) not in embeddings}
+    else:
+        wanted = matching_ids(model, targets, "targets")
+    left_out = set() if ignore is None else matching_ids(model, ignore, "ignore")
+    chosen: dict[str, Tensor] = {
+        name: t for name, t in every.items() if id(t) in wanted - left_out and t.is_floating_point()
+    }
+    if not chosen:
+        raise ValueError(
+            "there is nothing to prune: targets and ignore leave no trainable parameter (by default those of two or "
+            f"more dimensions that are not embeddings); the model has {some(dict(model.named_parameters()))}"
+        )
+    return chosen
+
+
+def matching_ids(model: nn.Module, items: str | Iterable[str], argument: str) -> set[int]:
+    """The ids of the parameters that names and patterns stand for; a tied weight answers to each of its names."""
+    known = parameters_by_name(model)
+    each = [items] if isinstance(items, str) else items
+    return {id(tensor) for item in each for tensor in matching(item, known, argument, "the model").values()}

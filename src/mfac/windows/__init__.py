@@ -1,9 +1,8 @@
 """How the rows of a window are stored: plain dtypes, int8 with scales, or the largest entries with error feedback."""
 
-from mfac.windows.choice import Window, as_kind, build_rows, check_memory, check_wider, saved_rows, window_bytes
-from mfac.windows.devices import as_devices
 from mfac.windows.int8 import Int8
 from mfac.windows.rows import ChosenColumns, SavedRows
+from mfac.windows.storage import Window, as_devices, as_kind, build_rows, check_wider, saved_rows, window_bytes
 from mfac.windows.topk import TopK
 
 __all__ = [
@@ -15,7 +14,6 @@ __all__ = [
     "as_devices",
     "as_kind",
     "build_rows",
-    "check_memory",
     "check_wider",
     "saved_rows",
     "window_bytes",

@@ -1,64 +1,29 @@
-"""Rows whose columns are on several devices of one process: each multiplies its own, and only m numbers meet."""
+"""Rows with their columns on several devices of one process: each multiplies its own, and only m numbers meet."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from mfac.pages import Pages, SpreadPages
-from mfac.windows.rows import ChosenColumns, Kind, Rows, SavedRows, StoredRow
-
-
-def as_devices(device: torch.device | str | None, devices: Sequence[torch.device | str] | None) -> list[torch.device]:
-    """Where the columns are to be, the first being where vectors come and go.
-
-    Raises:
-        ValueError: both are given, or the list is empty.
-    """
-    if devices is None:
-        return [torch.empty(0, device=device).device]
-    if device is not None:
-        raise ValueError(f"give device={str(device)!r} or devices=[...], not both; vectors come and go on the first")
-    if isinstance(devices, str) or not devices:
-        raise ValueError(f"devices must be a list of at least one device, not {devices!r}")
-    return [torch.empty(0, device=each).device for each in devices]
+from mfac.pages import Pages
+from mfac.windows.compressed import MadeColumns
+from mfac.windows.rows import ChosenColumns, Kind, Rows, SavedRows, SideBySide, StoredRow
 
 
 def device_widths(kind: Kind, dim: int, count: int) -> list[int]:
-    """How many columns each device gets: as even as may be, and whole blocks of a compressed storage where there are
-    enough; then rows are stored as they would be on one device."""
+    """How many columns each device gets: evenly, and in whole blocks of a compressed storage where there are enough, so
+    that rows are stored as they would be on one device."""
     width, block = -(-dim // count), int(getattr(kind, "block", 1))
     if width > block:
         width = -(-width // block) * block
     return [min(width, dim - start) for start in range(0, dim, width)]
 
 
-@dataclass
-class SplitRow(StoredRow):
-    """A row on its way into several pieces."""
-
-    pieces: tuple[StoredRow, ...] = ()
-
-
-class SideBySide:
-    """Saved rows that are pieces of the columns, each stored in its own way."""
-
-    def __init__(self, pieces: Sequence[SavedRows]):
-        self.pieces = list(pieces)
-        self.kind = self.pieces[0].kind
-
-    def row(self, k: int) -> Float[Tensor, " d"]:
-        """Row k over all pieces."""
-        rows = [piece.row(k) for piece in self.pieces]
-        return torch.cat([row.to(rows[0].device) for row in rows])
-
-
 class DeviceRows:
-    """Pieces of the columns, one a device; what has d numbers comes and goes on the first."""
+    """Pieces of the columns, one per device; vectors are expected and returned on the first."""
 
     def __init__(self, pieces: Sequence[Rows], devices: Sequence[torch.device]):
         self.pieces = list(pieces)
@@ -68,81 +33,85 @@ class DeviceRows:
 
     @property
     def widths(self) -> list[int]:
-        """Columns of each piece."""
+        """The number of columns of each piece."""
         return [piece.shape[1] for piece in self.pieces]
 
     @property
+    def spans(self) -> list[tuple[int, int]]:
+        """(start, stop) of the columns of each piece."""
+        return [(sum(self.widths[:i]), sum(self.widths[: i + 1])) for i in range(len(self.pieces))]
+
+    @property
     def shape(self) -> tuple[int, int]:
-        """(m, d)."""
         return self.pieces[0].shape[0], sum(self.widths)
 
+    def compiled(self, dtype: torch.dtype) -> bool:
+        return any(piece.compiled(dtype) for piece in self.pieces)
+
     def encode(self, g: Float[Tensor, " d"]) -> StoredRow:
-        """Every piece of g, on its device."""
         stored = tuple(piece.encode(part) for piece, part in zip(self.pieces, self._split(g), strict=True))
-        return SplitRow(self._join([each.dense for each in stored]), pieces=stored)
+        return StoredRow(self._join([each.dense for each in stored]), stored)
 
     def write(self, k: int, stored: StoredRow) -> None:
-        """Row k of every piece."""
-        assert isinstance(stored, SplitRow)
-        for piece, part in zip(self.pieces, stored.pieces, strict=True):
+        for piece, part in zip(self.pieces, stored.parts, strict=True):
             piece.write(k, part)
 
     def project(self, n: int, x: Float[Tensor, "d *k"], dtype: torch.dtype) -> Float[Tensor, "n *k"]:
-        """G x: a sum over devices, which all work at once."""
         parts = zip(self.pieces, self._split(x), strict=True)
-        return self._sum([piece.project(n, part, dtype) for piece, part in parts])
+        return self._sum([piece.project(n, part, dtype) for piece, part in parts])  # all devices work at once
 
     def combine(self, a: Float[Tensor, "n *k"], dtype: torch.dtype) -> Float[Tensor, "d *k"]:
-        """Gᵀ a."""
         pairs = zip(self.pieces, self.devices, strict=True)
         return self._join([piece.combine(a.to(device), dtype) for piece, device in pairs])
 
     def gram(self, n: int, dtype: torch.dtype) -> Float[Tensor, "n n"]:
-        """G Gᵀ: a sum over devices."""
         return self._sum([piece.gram(n, dtype) for piece in self.pieces])
 
     def row(self, k: int) -> Float[Tensor, " d"]:
-        """Row k, on the first device."""
         return self._join([piece.row(k) for piece in self.pieces])
 
     def dense(self) -> Float[Tensor, "m d"]:
-        """All rows, on the first device: a matrix of its own."""
         return self._join([piece.dense() for piece in self.pieces], dim=1)
 
-    def pages(self, n: int) -> SpreadPages:
-        """Those of every device, side by side."""
-        ends = list(accumulate(self.widths))
-        pages = []
-        for piece, width, end in zip(self.pieces, self.widths, ends, strict=True):
-            page = piece.pages(n)
-            assert isinstance(page, Pages)  # a piece is on one device
-            page.first = end - width
-            pages.append(page)
-        return SpreadPages(pages, ends)
+    def pages(self, n: int) -> Pages:
+        """Columns are brought to the first device when they are asked for."""
+        load, gather = partial(self._columns, n), partial(self._gather, n)
+        return MadeColumns.pages(self.shape[1], load, gather)
 
-    def widen(self, extra: int) -> None:
-        """On the last device."""
-        self.pieces[-1].widen(extra)
+    def widened(self, extra: int) -> Rows:
+        return DeviceRows([*self.pieces[:-1], self.pieces[-1].widened(extra)], self.devices)
 
     def state(self) -> Tensor | dict[str, Any]:
-        """A matrix, copied to the CPU, where pieces are matrices; else the states of all pieces."""
+        """A matrix, copied to the CPU, where all pieces are matrices; otherwise the states of the pieces."""
         states = [piece.state() for piece in self.pieces]
-        if all(isinstance(state, Tensor) for state in states):
-            return torch.cat([state.cpu() for state in states if isinstance(state, Tensor)], 1)
+        matrices = [state.cpu() for state in states if isinstance(state, Tensor)]
+        if len(matrices) == len(states):
+            return torch.cat(matrices, 1)
         return {"kind": "pieces", "pieces": {str(number): state for number, state in enumerate(states)}}
 
     def load(self, saved: SavedRows, n: int) -> bool:
-        """Piece by piece where they were cut alike; the columns of each piece from whole rows where not."""
-        converted = [piece.load(part, n) for piece, part in zip(self.pieces, self._parts(saved), strict=True)]
-        return any(converted)
-
-    def _parts(self, saved: SavedRows) -> list[SavedRows]:
+        """Piece by piece where they were cut alike; otherwise the columns of each piece from whole rows."""
+        parts: Sequence[SavedRows] = [ChosenColumns(saved, [span]) for span in self.spans]
         if isinstance(saved, SideBySide):
             widths = [part.shape[1] for part in saved.pieces if hasattr(part, "shape")]
-            if widths == self.widths:
-                return saved.pieces
-        stops = [sum(self.widths[: i + 1]) for i in range(len(self.pieces))]
-        return [ChosenColumns(saved, [(stop - width, stop)]) for stop, width in zip(stops, self.widths, strict=True)]
+            parts = saved.pieces if widths == self.widths else parts
+        converted = [piece.load(part, n) for piece, part in zip(self.pieces, parts, strict=True)]
+        return any(converted)
+
+    def _columns(self, n: int, start: int, stop: int) -> Float[Tensor, "n columns"]:
+        inside = [
+            piece.pages(n).load(slice(max(start, first) - first, min(stop, last) - first))
+            for piece, (first, last) in zip(self.pieces, self.spans, strict=True)
+            if first < stop and last > start
+        ]
+        return self._join(inside, dim=1)
+
+    def _gather(self, n: int, indices: Int[Tensor, " c"]) -> Float[Tensor, "n c"]:
+        out = torch.empty(n, len(indices), dtype=self.dtype, device=self.devices[0])
+        for piece, device, (first, last) in zip(self.pieces, self.devices, self.spans, strict=True):
+            inside = (indices >= first) & (indices < last)
+            out[:, inside] = piece.pages(n).gather((indices[inside] - first).to(device)).to(out.device)
+        return out
 
     def _split(self, x: Float[Tensor, "d *k"]) -> list[Tensor]:
         return [part.to(device) for part, device in zip(x.split(self.widths), self.devices, strict=True)]
@@ -151,19 +120,4 @@ class DeviceRows:
         return torch.cat([part.to(self.devices[0]) for part in parts], dim)
 
     def _sum(self, parts: Sequence[Tensor]) -> Tensor:
-        total = parts[0]
-        for part in parts[1:]:
-            total = total + part.to(self.devices[0])
-        return total
-
-
-def build_on(
-    kind: Kind, num_grads: int, dim: int, devices: Sequence[torch.device], check: Callable[[int, torch.device], None]
-) -> Rows:
-    """Rows of zeros on one device or several; `check(columns, device)` is asked before anything is allocated."""
-    widths = device_widths(kind, dim, len(devices)) if len(devices) > 1 else [dim]
-    devices = devices[: len(widths)]
-    for width, device in zip(widths, devices, strict=True):
-        check(width, device)
-    pieces = [kind.build(num_grads, width, device) for width, device in zip(widths, devices, strict=True)]
-    return pieces[0] if len(pieces) == 1 else DeviceRows(pieces, devices)
+        return torch.stack([part.to(self.devices[0]) for part in parts]).sum(0)

@@ -1,4 +1,8 @@
-"""Rows in eight bits a number, with one scale a block of columns: a quarter of the memory of float32."""
+"""Rows in eight bits per number, with one scale per block of columns: a quarter of the memory of float32.
+
+A scale keeps 16 bits of its mantissa, so that code times scale is exact in float32: a row reads back as the same
+numbers whatever the arithmetic.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,23 +11,25 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
-from mfac import memory, native, quantization
-from mfac.row_formats import Int8Format, RowFormat
-from mfac.windows.pages import CompressedRows
+from mfac.windows import native
+from mfac.windows.compressed import CompressedRows
 from mfac.windows.rows import Rows, SavedRows, StoredRow, check_fits
 
+LARGEST = 127
+SPARE_BITS = 0xFF  # of a float32 mantissa: 24 bits, less the 16 of a scale
 TILE = 1 << 20  # numbers converted at a time: few calls, and still in cache
 
 
 @dataclass(frozen=True)
 class Int8:
-    """Rows in int8: symmetric, one float32 scale a block of columns of a row.
+    """Rows in int8: symmetric, with one float32 scale per block of columns of a row.
 
     Args:
-        block: columns that share a scale. Shorter ones follow the gradient closer, longer ones are faster.
-        stochastic: round up or down with the probabilities that make it right on average, instead of to the nearest.
-        seed: of these draws, which are the window's own: no random state of torch is used.
+        block: columns that share a scale. Shorter blocks follow the gradient more closely, longer ones are faster.
+        stochastic: round up or down at random, so that rounding is unbiased, instead of to the nearest.
+        seed: of the random numbers, which are the window's own: torch's random state is not used.
 
     Raises:
         ValueError: the block is not a positive int.
@@ -39,111 +45,104 @@ class Int8:
 
     @property
     def name(self) -> str:
-        """As it was asked for."""
         return "torch.int8" if self == Int8() else f"mfac.{self!r}"
 
-    def bytes(self, num_grads: int, dim: int) -> int:
-        """A byte a number, and the scales."""
-        return num_grads * (dim + 4 * quantization.num_blocks(dim, self.block))
+    def blocks(self, dim: int) -> int:
+        """How many blocks a row of so many columns has."""
+        return -(-dim // self.block)
 
-    def row_format(self, dim: int) -> RowFormat:
-        """The bytes of a row in a file."""
-        return Int8Format(dim, self.block, self.stochastic, self.seed, self.name)
+    def bytes(self, num_grads: int, dim: int) -> int:
+        return num_grads * (dim + 4 * self.blocks(dim))
 
     def build(self, num_grads: int, dim: int, device: torch.device) -> Rows:
-        """Rows of zeros."""
-        codes = memory.zeros(num_grads * dim, dtype=torch.int8, device=device)
-        scales = torch.zeros(quantization.num_blocks(dim, self.block), num_grads, device=device)
-        return Int8Rows(self, codes, scales, dim)
+        codes = torch.zeros(num_grads, dim, dtype=torch.int8, device=device)
+        native.available(codes)  # compiles now, not in the first step
+        return Int8Rows(self, codes, torch.zeros(self.blocks(dim), num_grads, device=device))
 
 
 class Int8Rows(CompressedRows):
-    """Codes [m, block] of one block of columns after the other, and scales [blocks, m].
+    """Codes [m, d] and scales [blocks, m].
 
-    A pass converts a tile of rows of one block at a time. Its scales never touch the tile: they are one number a row
-    there, and multiply what goes in (Gᵀa) or comes out (Gx).
+    Products never multiply codes by scales: within a block a row has one scale, and that multiplies the coefficient
+    that goes in (Gᵀa) or the sum that comes out (Gx).
     """
 
     dtype = torch.float32
 
-    def __init__(self, kind: Int8, codes: Tensor, scales: Float[Tensor, "blocks m"], dim: int, written: int = 0):
+    def __init__(self, kind: Int8, codes: Tensor, scales: Float[Tensor, "blocks m"], written: int = 0):
         self.kind = kind
-        self.shape = scales.shape[1], dim
+        self.shape = codes.shape[0], codes.shape[1]
         self._codes = codes
         self._scales = scales
         self._written = written  # numbers the draws of stochastic rounding
 
+    def compiled(self, dtype: torch.dtype) -> bool:
+        return native.available(self._codes)
+
     def encode(self, g: Float[Tensor, " d"]) -> StoredRow:
-        """Codes and scales of g."""
-        codes, scales = quantization.quantize(g, self.kind.block, self._noise())
-        return StoredRow(quantization.dequantize(codes, scales, self.kind.block), (codes, scales))
+        noise = None
+        if self.kind.stochastic:  # by how many rows were written, and nothing else: a resumed run draws the same
+            generator = torch.Generator(g.device).manual_seed((self.kind.seed << 32) + self._written)
+            noise = torch.rand(len(g), generator=generator, device=g.device)
+        codes, scales = quantize(g, self.kind.block, noise)
+        return StoredRow(self._dequantized(codes, scales), (codes, scales))
 
     def write(self, k: int, stored: StoredRow) -> None:
-        """Row k, over all blocks."""
-        codes, scales = stored.parts
-        for start, blocks in self._runs():
-            stop = start + len(blocks) * blocks.shape[2]
-            blocks[:, k] = codes[start:stop].view(len(blocks), -1)
-        self._scales[:, k] = scales
+        self._codes[k], self._scales[:, k] = stored.parts
         self._written += 1
 
     def project(self, n: int, x: Float[Tensor, "d *k"], dtype: torch.dtype) -> Float[Tensor, "n *k"]:
-        """G x."""
-        compiled = self._compiled(dtype) if x.ndim == 1 else None
-        if compiled is not None:
-            return compiled.project(n, x)
+        scaled = self._scales, self.kind.block
+        if x.ndim == 1 and (compiled := native.project(self._codes, n, x, dtype, *scaled)) is not None:
+            return compiled
         x = x.to(dtype)
         parts = torch.empty(len(self._scales), n, *x.shape[1:], dtype=dtype, device=x.device)
         for index, columns, rows, tile in self._tiles(n, dtype):
             torch.matmul(tile, x[columns], out=parts[index, rows])
-        scales = self._scales[:, :n].double()
-        return torch.einsum("bn...,bn->n...", parts.double(), scales)
+        return torch.einsum("bn...,bn->n...", parts.double(), self._scales[:, :n].double())
 
     def combine(self, a: Float[Tensor, "n *k"], dtype: torch.dtype) -> Float[Tensor, "d *k"]:
-        """Gᵀ a."""
-        compiled = self._compiled(dtype) if a.ndim == 1 else None
-        if compiled is not None:
-            return compiled.combine(a)
+        scaled = self._scales, self.kind.block
+        if a.ndim == 1 and (compiled := native.combine(self._codes, a, dtype, *scaled)) is not None:
+            return compiled
         out = torch.zeros(self.shape[1], *a.shape[1:], dtype=dtype, device=a.device)
-        scaled, last = a, -1
+        into = torch.addmv if a.ndim == 1 else torch.addmm
         for index, columns, rows, tile in self._tiles(len(a), dtype):
-            if index != last:
-                scales = self._scales[index, : len(a)].double().view(-1, *[1] * (a.ndim - 1))
-                scaled, last = (a * scales).to(dtype), index
-            into = torch.addmv if a.ndim == 1 else torch.addmm
-            into(out[columns], tile.T, scaled[rows], out=out[columns])
+            scales = self._scales[index, rows].double().view(-1, *[1] * (a.ndim - 1))
+            into(out[columns], tile.T, (a[rows] * scales).to(dtype), out=out[columns])
         return out
 
     def row(self, k: int) -> Float[Tensor, " d"]:
-        """Row k, dequantised."""
-        codes = torch.cat([blocks[:, k].flatten() for _, blocks in self._runs()])
-        return quantization.dequantize(codes, self._scales[:, k], self.kind.block)
+        return self._dequantized(self._codes[k], self._scales[:, k])
 
-    def widen(self, extra: int) -> None:
-        """The last block grows, others follow it; scales of blocks that were there stay."""
-        old, (m, d) = self, self.shape
-        wider = self.kind.build(m, d + extra, self._codes.device)
-        assert isinstance(wider, Int8Rows)
-        for index, start, stop in old._blocks():
-            last = min(start + self.kind.block, d + extra)
-            wider._block(start, last)[:, : stop - start] = old._block(start, stop)
-            wider._scales[index] = old._scales[index]
-        self._codes, self._scales, self.shape = wider._codes, wider._scales, wider.shape
+    def columns(self, n: int, start: int, stop: int) -> Float[Tensor, "n columns"]:
+        blocks = torch.arange(start, stop, device=self._codes.device) // self.kind.block
+        return self._codes[:n, start:stop].float().mul_(self._scales[blocks, :n].T)
+
+    def gather(self, n: int, indices: Int[Tensor, " c"]) -> Float[Tensor, "n c"]:
+        return self._codes[:n, indices].float().mul_(self._scales[indices // self.kind.block, :n].T)
+
+    def widened(self, extra: int) -> Rows:
+        codes, more = F.pad(self._codes, (0, extra)), self.kind.blocks(self.shape[1] + extra) - len(self._scales)
+        return Int8Rows(self.kind, codes, F.pad(self._scales, (0, 0, 0, more)), self._written)
 
     def state(self) -> dict[str, Any]:
-        """Codes and scales, and how to read them."""
         kind = {"block": self.kind.block, "stochastic": self.kind.stochastic, "seed": self.kind.seed}
-        parts = {"codes": self._codes, "scales": self._scales}
-        return {"kind": "int8", **kind, "dim": self.shape[1], "written": self._written, **parts}
+        return {"kind": "int8", **kind, "written": self._written, "codes": self._codes, "scales": self._scales}
 
     @classmethod
     def of_state(cls, state: dict[str, Any]) -> "Int8Rows":
         """Reads a saved state, in its own memory."""
+        if state["codes"].ndim != 2:
+            raise ValueError(
+                f"the codes of int8 rows must be [m, d], not {list(state['codes'].shape)}: the state is of an earlier "
+                "version; load it there into a window of torch.bfloat16, and save that"
+            )
         kind = Int8(int(state["block"]), bool(state["stochastic"]), int(state["seed"]))
-        return cls(kind, state["codes"], state["scales"], int(state["dim"]), int(state["written"]))
+        return cls(kind, state["codes"], state["scales"], int(state["written"]))
 
     def load(self, saved: SavedRows, n: int) -> bool:
-        """Copies codes and scales that were made alike; quantises other rows anew."""
+        """Copies codes that have the same blocks; quantizes other rows anew."""
         if isinstance(saved, Int8Rows) and (saved.kind.block, saved.shape) == (self.kind.block, self.shape):
             self._codes.copy_(saved._codes)
             self._scales.copy_(saved._scales)
@@ -157,61 +156,35 @@ class Int8Rows(CompressedRows):
             self.write(k, self.encode(saved.row(k).to(device)))
         return True
 
-    def _compiled(self, dtype: torch.dtype) -> native.NativeProducts | None:
-        return native.find(dtype, self._codes, self.shape, self._scales, self.kind.block)
-
-    def _noise(self) -> Float[Tensor, " d"] | None:
-        """The draws of the next row, by how many were written: nothing is drawn in vain."""
-        if not self.kind.stochastic:
-            return None
-        return quantization.draws(self.shape[1], self.kind.seed, self._written, self._codes.device)
-
-    def _blocks(self, first: int = 0, end: int | None = None) -> Iterator[tuple[int, int, int]]:
-        """(number, start, stop) of the blocks from column `first` to `end`, which is the last one where it is None."""
-        block, d = self.kind.block, self.shape[1]
-        for index in range(first // block, quantization.num_blocks(d if end is None else end, block)):
-            yield index, index * block, min((index + 1) * block, d)
-
-    def _runs(self) -> Iterator[tuple[int, Tensor]]:
-        """Codes [blocks, m, length] of the whole blocks, and of the shorter one at the end, each with its start."""
-        (m, d), block = self.shape, self.kind.block
-        whole = d - d % block
-        if whole:
-            yield 0, self._codes[: m * whole].view(-1, m, block)
-        if whole < d:
-            yield whole, self._codes[m * whole :].view(1, m, d - whole)
-
-    def _block(self, start: int, stop: int) -> Tensor:
-        """Codes [m, stop - start] of one block; a view."""
-        m = self.shape[0]
-        return self._codes[m * start : m * stop].view(m, stop - start)
+    def _dequantized(self, codes: Tensor, scales: Float[Tensor, " blocks"]) -> Float[Tensor, " d"]:
+        return codes.float().mul_(scales.repeat_interleave(self.kind.block)[: len(codes)])
 
     def _tiles(self, n: int, dtype: torch.dtype) -> Iterator[tuple[int, slice, slice, Tensor]]:
-        """Tiles of codes converted to `dtype`, one after the other in the same memory."""
-        block = min(self.kind.block, self.shape[1])
-        height = max(1, min(n, TILE // block))
-        buffer = torch.empty(height * block, dtype=dtype, device=self._codes.device)
-        for index, start, stop in self._blocks():
-            codes = self._block(start, stop)[:n]
+        """Block, columns and rows of tiles of codes converted to `dtype`, one after the other in the same memory."""
+        d = self.shape[1]
+        width = min(self.kind.block, d)
+        height = max(1, min(n, TILE // width))
+        buffer = torch.empty(height * width, dtype=dtype, device=self._codes.device)
+        for index, start in enumerate(range(0, d, width)):
             for top in range(0, n, height):
-                source = codes[top : top + height]
-                tile = buffer[: source.numel()].view_as(source).copy_(source)
-                yield index, slice(start, stop), slice(top, top + len(source)), tile
+                columns, rows = slice(start, min(start + width, d)), slice(top, min(top + height, n))
+                codes = self._codes[rows, columns]
+                yield index, columns, rows, buffer[: codes.numel()].view_as(codes).copy_(codes)
 
-    def columns(self, n: int, start: int, stop: int) -> Float[Tensor, "n columns"]:
-        """Columns of the first n rows, dequantised."""
-        out = torch.empty(n, stop - start, device=self._codes.device)
-        for index, left, right in self._blocks(start, stop):
-            low, high = max(left, start), min(right, stop)
-            part = out[:, low - start : high - start]
-            part.copy_(self._block(left, right)[:n, low - left : high - left])
-            part.mul_(self._scales[index, :n, None])
-        return out
 
-    def gather(self, n: int, indices: Int[Tensor, " c"]) -> Float[Tensor, "n c"]:
-        """Single columns of the first n rows, dequantised."""
-        (m, d), block = self.shape, self.kind.block
-        index = indices // block
-        lengths = (d - index * block).clamp_max(block)
-        places = torch.arange(n, device=indices.device)[:, None] * lengths + (m - 1) * index * block + indices
-        return self._codes[places].float().mul_(self._scales[index, :n].T)
+def quantize(
+    row: Float[Tensor, " d"], block: int, noise: Float[Tensor, " d"] | None = None
+) -> tuple[Tensor, Float[Tensor, " blocks"]]:
+    """Codes in [-127, 127] and scales, max|block|/127 rounded up to 16 bits; not finite where the block is not.
+
+    Args:
+        row: numbers in the range of float32.
+        block: how many neighbours share a scale.
+        noise: uniform in [0, 1): rounds up with the probability of the fraction; None: to the nearest.
+    """
+    whole = F.pad(row.float(), (0, -len(row) % block)).view(-1, block)
+    scales = (whole.abs().amax(-1) / LARGEST).view(torch.int32).add(SPARE_BITS).bitwise_and_(~SPARE_BITS)
+    scales = scales.view(torch.float32)  # NaN and infinity stay what they are
+    codes = (whole / torch.where(scales > 0, scales, 1.0)[:, None]).flatten()[: len(row)]
+    codes = codes.round_() if noise is None else codes.add_(noise).floor_()
+    return codes.clamp_(-LARGEST, LARGEST).nan_to_num_(0.0).to(torch.int8), scales

@@ -1,4 +1,4 @@
-"""How the rows of a window are stored: one interface, so that who computes with them never asks which kind it has."""
+"""The interface that all storages of a window share, and rows that are read from a saved state."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mfac.pages import Pages, SpreadPages
-from mfac.row_formats import RowFormat
+from mfac.pages import Pages
 
 
 class Kind(Protocol):
@@ -17,13 +16,10 @@ class Kind(Protocol):
 
     @property
     def name(self) -> str:
-        """For messages: what to pass as `window`."""
+        """What to pass as `window`, for messages."""
 
     def bytes(self, num_grads: int, dim: int) -> int:
-        """Memory of `num_grads` rows, and of what belongs to all of them."""
-
-    def row_format(self, dim: int) -> RowFormat:
-        """The bytes of a row in a file."""
+        """Memory of `num_grads` rows, with everything they share."""
 
     def build(self, num_grads: int, dim: int, device: torch.device) -> "Rows":
         """Rows of zeros."""
@@ -31,95 +27,91 @@ class Kind(Protocol):
 
 @dataclass
 class StoredRow:
-    """A row on its way into the window: the numbers it will read back as, and what will hold them."""
+    """A row about to be written: the numbers it will read back as, and what is stored of it."""
 
     dense: Float[Tensor, " d"]
-    parts: tuple[Tensor, ...] = ()
+    parts: tuple[Any, ...] = ()
 
 
 class SavedRows(Protocol):
-    """Rows that were saved, to be read one by one."""
+    """Rows of a saved state, read one by one."""
 
     @property
-    def kind(self) -> Kind:
-        """How they were stored."""
+    def kind(self) -> Kind: ...
 
-    def row(self, k: int) -> Float[Tensor, " d"]:
-        """Row k, as it was stored."""
+    def row(self, k: int) -> Float[Tensor, " d"]: ...
 
 
 class Rows(Protocol):
-    """The m x d matrix G as stored. Whatever is computed is exact for these numbers, not for those they came from."""
+    """The m x d matrix G as stored. Every answer is exact for these numbers, not for those they were made from."""
 
     @property
-    def kind(self) -> Kind:
-        """How they are stored."""
+    def kind(self) -> Kind: ...
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype that `row` and `pages` give, which holds every stored number."""
+        """The dtype of `row` and `pages`, which holds every stored number."""
 
     @property
     def shape(self) -> tuple[int, int]:
         """(m, d)."""
 
+    def compiled(self, dtype: torch.dtype) -> bool:
+        """Whether products with a vector in `dtype` are made by compiled code."""
+
     def encode(self, g: Float[Tensor, " d"]) -> StoredRow:
         """What `write` would store; nothing changes. A number that the storage cannot hold is not finite in it."""
 
-    def write(self, k: int, stored: StoredRow) -> None:
-        """Row k becomes what `encode` gave."""
+    def write(self, k: int, stored: StoredRow) -> None: ...
 
-    def project(self, n: int, x: Float[Tensor, "d *k"], dtype: torch.dtype) -> Float[Tensor, "n *k"]:
-        """G x for the first n rows: computed in `dtype`, in float64."""
+    # Products with the first n rows, computed in `dtype`: G x and G Gᵀ are returned in float64, Gᵀ a in `dtype`.
 
-    def combine(self, a: Float[Tensor, "n *k"], dtype: torch.dtype) -> Float[Tensor, "d *k"]:
-        """Gᵀ a over the first n rows, in `dtype`."""
+    def project(self, n: int, x: Float[Tensor, "d *k"], dtype: torch.dtype) -> Float[Tensor, "n *k"]: ...
 
-    def gram(self, n: int, dtype: torch.dtype) -> Float[Tensor, "n n"]:
-        """G Gᵀ of the first n rows: computed in `dtype`, in float64."""
+    def combine(self, a: Float[Tensor, "n *k"], dtype: torch.dtype) -> Float[Tensor, "d *k"]: ...
 
-    def row(self, k: int) -> Float[Tensor, " d"]:
-        """Row k, as stored."""
+    def gram(self, n: int, dtype: torch.dtype) -> Float[Tensor, "n n"]: ...
+
+    def row(self, k: int) -> Float[Tensor, " d"]: ...
 
     def dense(self) -> Float[Tensor, "m d"]:
-        """All rows, as stored: their own memory where they are a matrix, a new one where they are not."""
+        """All rows: the storage's own memory where that is a matrix, a new matrix otherwise."""
 
-    def pages(self, n: int) -> Pages | SpreadPages:
+    def pages(self, n: int) -> Pages:
         """The first n rows, by columns."""
 
-    def widen(self, extra: int) -> None:
-        """`extra` columns of zeros behind the others."""
+    def widened(self, extra: int) -> "Rows":
+        """These rows with `extra` columns of zeros behind the others."""
 
     def state(self) -> Tensor | dict[str, Any]:
-        """All there is to save, in the rows' own memory: a matrix, or a dict that `saved_rows` can read."""
+        """Everything to save, in the storage's own memory: a matrix, or a dict that `saved_rows` can read."""
 
     def load(self, saved: SavedRows, n: int) -> bool:
-        """Takes over n saved rows, converted where they were stored otherwise, and says whether they were.
+        """Takes over n saved rows; returns whether they had to be converted.
 
         Raises:
             ValueError: a row has numbers that this storage cannot hold. Nothing has changed.
         """
 
 
-class Pieces:
-    """Saved rows that are matrices: pieces of the columns, side by side."""
+class SideBySide:
+    """Saved rows that are pieces of the columns, each with its own storage."""
 
-    def __init__(self, pieces: Sequence[Tensor], kind: Kind):
+    def __init__(self, pieces: Sequence[SavedRows]):
         self.pieces = list(pieces)
-        self.kind = kind
+        self.kind = self.pieces[0].kind
 
     def row(self, k: int) -> Float[Tensor, " d"]:
-        """Row k over all pieces."""
-        device = self.pieces[0].device
-        return torch.cat([piece[k].to(device) for piece in self.pieces])
+        rows = [piece.row(k) for piece in self.pieces]
+        return torch.cat([row.to(rows[0].device) for row in rows])
 
 
 class ChosenColumns:
-    """Saved rows in another order of columns: spans of them, and zeros where there is none.
+    """Saved rows with their columns in another order, and zeros where columns are missing.
 
     Args:
         saved: the rows.
-        spans: (start, stop) of columns of theirs, or how many zeros.
+        spans: (start, stop) of saved columns, or a number of zeros.
     """
 
     def __init__(self, saved: SavedRows, spans: Sequence[tuple[int, int] | int]):
@@ -128,15 +120,14 @@ class ChosenColumns:
         self._spans = spans
 
     def row(self, k: int) -> Float[Tensor, " d"]:
-        """Row k, its spans one behind the other."""
         row = self._saved.row(k)
         return torch.cat([row.new_zeros(span) if isinstance(span, int) else row[slice(*span)] for span in self._spans])
 
 
-def check_fits(rows: Rows, saved: SavedRows, n: int, encode: Callable[[Tensor], StoredRow] | None = None) -> None:
+def check_fits(rows: Rows, saved: SavedRows, n: int, encode: Callable[[Tensor], StoredRow]) -> None:
     """Raises ValueError where a saved row has numbers that `rows` cannot hold."""
     for k in range(n):
-        stored = (encode or rows.encode)(saved.row(k))
+        stored = encode(saved.row(k))
         if not bool(torch.linalg.vector_norm(stored.dense, dtype=torch.float64).isfinite()):
             raise ValueError(
                 f"row {k} of the saved window, stored in {saved.kind.name}, has numbers that {rows.kind.name} cannot "

@@ -1,9 +1,10 @@
-"""Rows of which only the largest entries are kept, the rest being given to the next row (error feedback).
+"""Rows of which only the largest entries are kept; the rest is added to the next row (error feedback).
 
 The method is EFCP (Modoranu, Kalinov, Kurtic, Frantar, Alistarh: Error Feedback Can Accurately Compress
 Preconditioners, ICML 2024): a ← ξ + g;  c ← T_k(a) enters the window;  ξ ← a − c.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,24 +12,23 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
-from mfac import memory
-from mfac.largest_entries import LONGEST_BLOCK, entry_blocks, largest, num_entries
-from mfac.row_formats import RowFormat, TopKFormat
-from mfac.windows.pages import CompressedRows
+from mfac.windows.compressed import CompressedRows
 from mfac.windows.rows import Rows, SavedRows, StoredRow, check_fits
 
+LONGEST_BLOCK = 1 << 15  # int16 can index all of its columns
 TILE = 1 << 19  # entries gathered at a time
 
 
 @dataclass(frozen=True)
 class TopK:
-    """Rows that keep the entries of largest size in each block of columns, and error feedback for the others.
+    """Rows that keep the largest entries of each block of columns, with error feedback for the others.
 
     Args:
         density: the part of each block that is kept, rounded up.
-        block: columns of which the largest are chosen; at most 32768.
-        dtype: of the kept numbers; what rounding takes from them goes into the error too.
+        block: columns among which the largest are chosen; at most 32768.
+        dtype: of the kept numbers; their rounding errors are fed back too.
 
     Raises:
         ValueError: an argument out of its range.
@@ -50,33 +50,30 @@ class TopK:
 
     @property
     def name(self) -> str:
-        """As it was asked for."""
         return f"mfac.TopK({self.density:g})" if self == TopK(self.density) else f"mfac.{self!r}"
+
+    def kept(self, length: int) -> int:
+        """How many entries a block of so many columns keeps."""
+        return min(length, math.ceil(self.density * length))
 
     def entries(self, dim: int) -> int:
         """How many entries a row of so many columns keeps."""
-        return num_entries(dim, self.density, self.block)
+        return dim // self.block * self.kept(self.block) + self.kept(dim % self.block)
 
     def bytes(self, num_grads: int, dim: int) -> int:
-        """Indices and numbers, and one error vector in float32."""
         return num_grads * self.entries(dim) * (2 + self.dtype.itemsize) + 4 * dim
 
-    def row_format(self, dim: int) -> RowFormat:
-        """The bytes of a row in a file, which has no error to hand on."""
-        return TopKFormat(dim, self.density, self.block, self.dtype, self.name)
-
     def build(self, num_grads: int, dim: int, device: torch.device) -> Rows:
-        """Rows of zeros."""
         entries = self.entries(dim)
-        indices = memory.zeros(num_grads, entries, dtype=torch.int16, device=device)
-        values = memory.zeros(num_grads, entries, dtype=self.dtype, device=device)
+        indices = torch.zeros(num_grads, entries, dtype=torch.int16, device=device)
+        values = torch.zeros(num_grads, entries, dtype=self.dtype, device=device)
         return TopKRows(self, indices, values, torch.zeros(dim, device=device))
 
 
 class TopKRows(CompressedRows):
     """Indices within their block and values, [m, entries], entries by block; products gather and scatter.
 
-    An entry that is not used (in a row of zeros) has the index 0 and the value 0, and changes no sum.
+    An unused entry (of a row of zeros) has the index 0 and the value 0, and changes no sum.
     """
 
     dtype = torch.float32
@@ -87,21 +84,20 @@ class TopKRows(CompressedRows):
         self._indices = indices
         self._values = values
         self._error = error
-        self._layout = list(entry_blocks(len(error), kind.density, kind.block))
-        lengths = ((start, entries.stop - entries.start) for start, _, entries in self._layout)
-        starts = [torch.full((kept,), start, device=error.device) for start, kept in lengths]
-        self._starts = torch.cat(starts)  # the first column of every entry's block
+        entries = torch.arange(indices.shape[1], device=error.device)
+        self._starts = entries // kind.kept(kind.block) * kind.block  # the first column of every entry's block
+
+    def compiled(self, dtype: torch.dtype) -> bool:
+        return False
 
     def encode(self, g: Float[Tensor, " d"]) -> StoredRow:
-        """The largest entries of g and the error so far; what is left becomes the error when the row is written."""
+        """The largest entries of g plus the error; the rest becomes the error when the row is written."""
         return self._encode(self._error + g.float())
 
     def write(self, k: int, stored: StoredRow) -> None:
-        """Row k, and the error."""
         self._indices[k], self._values[k], self._error = stored.parts
 
     def project(self, n: int, x: Float[Tensor, "d *k"], dtype: torch.dtype) -> Float[Tensor, "n *k"]:
-        """G x: gathers."""
         x = x.to(dtype)
         out = torch.zeros(n, *x.shape[1:], dtype=torch.float64, device=x.device)
         for columns, rows, indices, values in self._tiles(n):
@@ -111,7 +107,6 @@ class TopKRows(CompressedRows):
         return out
 
     def combine(self, a: Float[Tensor, "n *k"], dtype: torch.dtype) -> Float[Tensor, "d *k"]:
-        """Gᵀ a: scatters."""
         a = a.to(dtype)
         out = torch.zeros(self.shape[1], *a.shape[1:], dtype=dtype, device=a.device)
         for columns, rows, indices, values in self._tiles(len(a)):
@@ -120,23 +115,30 @@ class TopKRows(CompressedRows):
         return out
 
     def row(self, k: int) -> Float[Tensor, " d"]:
-        """Row k, with its zeros."""
         return self._spread(self._indices[k], self._values[k].float())
 
-    def widen(self, extra: int) -> None:
-        """The last block grows, and may keep more entries from now on; others follow it."""
-        m, d = self.shape
-        wider = self.kind.build(m, d + extra, self._error.device)
-        assert isinstance(wider, TopKRows)
-        entries = self._indices.shape[1]  # they stay where they are: only the last block gets room, behind them
-        wider._indices[:, :entries] = self._indices
-        wider._values[:, :entries] = self._values
-        wider._error[:d] = self._error
-        self._indices, self._values, self._error = wider._indices, wider._values, wider._error
-        self.shape, self._layout, self._starts = wider.shape, wider._layout, wider._starts
+    def columns(self, n: int, start: int, stop: int) -> Float[Tensor, "n columns"]:
+        return self.gather(n, torch.arange(start, stop, device=self._error.device))
+
+    def gather(self, n: int, indices: Int[Tensor, " c"]) -> Float[Tensor, "n c"]:
+        wanted, where = indices.unique(return_inverse=True)
+        out = torch.zeros(n, len(wanted) + 1, device=self._error.device)  # the last column takes unwanted entries
+        for number in (wanted // self.kind.block).unique().tolist():
+            columns, entries = self._block(number)
+            found = self._indices[:n, entries].long() + columns.start
+            places = torch.searchsorted(wanted, found).clamp_max_(len(wanted) - 1)
+            places.masked_fill_(wanted[places] != found, len(wanted))
+            out.scatter_add_(1, places, self._values[:n, entries].float())
+        return out[:, where]
+
+    def widened(self, extra: int) -> Rows:
+        """The last block grows and may keep more entries from now on, behind those it has; new blocks follow."""
+        dim = self.shape[1] + extra
+        more = (0, self.kind.entries(dim) - self._indices.shape[1])
+        indices, values = F.pad(self._indices, more), F.pad(self._values, more)
+        return TopKRows(self.kind, indices, values, F.pad(self._error, (0, extra)))
 
     def state(self) -> dict[str, Any]:
-        """Indices, values and the error, and how to read them."""
         kind = {"density": self.kind.density, "block": self.kind.block}
         return {"kind": "topk", **kind, "indices": self._indices, "values": self._values, "error": self._error}
 
@@ -147,8 +149,8 @@ class TopKRows(CompressedRows):
         return cls(kind, state["indices"], state["values"], state["error"])
 
     def load(self, saved: SavedRows, n: int) -> bool:
-        """Copies what was made alike. Of other rows it keeps the largest entries, and the rest is lost: these rows have
-        had their step. An error is taken over from any TopK of the same columns, and is zero otherwise."""
+        """Copies rows of the same kind. Of other rows the largest entries are kept and the rest is dropped: these rows
+        have had their step. The error comes from any TopK of the same columns, and is zero otherwise."""
         error = saved._error if isinstance(saved, TopKRows) and saved.shape == self.shape else None
         converted = error is None or saved.kind != self.kind
         if isinstance(saved, TopKRows) and not converted:
@@ -165,50 +167,30 @@ class TopKRows(CompressedRows):
 
     def _encode(self, a: Float[Tensor, " d"]) -> StoredRow:
         """T_k(a), and a − T_k(a)."""
-        indices = largest(a, self.kind.density, self.kind.block)
+        whole = len(a) - len(a) % self.kind.block
+        parts = [part for part in (a[:whole].view(-1, self.kind.block), a[whole:].view(1, -1)) if part.numel()]
+        chosen = [part.abs().topk(self.kind.kept(part.shape[1]), sorted=False).indices for part in parts]
+        indices = torch.cat([each.flatten() for each in chosen])
         places = indices + self._starts
         values = a[places].to(self.kind.dtype)
-        dense = self._spread(indices, values.float())
         error = a.index_add(0, places, values.float(), alpha=-1)
-        return StoredRow(dense, (indices.to(torch.int16), values, error))
+        return StoredRow(self._spread(indices, values.float()), (indices.to(torch.int16), values, error))
 
     def _spread(self, indices: Int[Tensor, " entries"], values: Float[Tensor, " entries"]) -> Float[Tensor, " d"]:
-        """Entries of one row, in their columns."""
+        """The entries of one row in their columns."""
         return torch.zeros_like(self._error).index_add_(0, indices + self._starts, values)
+
+    def _block(self, number: int) -> tuple[slice, slice]:
+        """The columns and the entries of a block."""
+        start, kept = number * self.kind.block, self.kind.kept(self.kind.block)
+        stop = min(start + self.kind.block, self.shape[1])
+        return slice(start, stop), slice(number * kept, number * kept + self.kind.kept(stop - start))
 
     def _tiles(self, n: int) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
         """Columns and rows of a tile, indices of its entries counted from the first of these columns, and values."""
-        for start, stop, entries in self._layout:
+        for number in range(-(-self.shape[1] // self.kind.block)):
+            columns, entries = self._block(number)
             height = max(1, TILE // (entries.stop - entries.start))
             for top in range(0, n, height):
                 rows = slice(top, min(top + height, n))
-                indices = self._indices[rows, entries].to(torch.int32)
-                yield slice(start, stop), rows, indices, self._values[rows, entries]
-
-    def columns(self, n: int, start: int, stop: int) -> Float[Tensor, "n columns"]:
-        """Columns of the first n rows, with their zeros."""
-        out = torch.zeros(n, stop - start + 1, device=self._error.device)  # the last column takes what is outside
-        for left, indices, values in self._touched(n, start, stop):
-            places = indices + (left - start)
-            outside = (places < 0) | (places >= stop - start)
-            out.scatter_add_(1, places.masked_fill_(outside, stop - start), values)
-        return out[:, :-1]
-
-    def gather(self, n: int, indices: Int[Tensor, " c"]) -> Float[Tensor, "n c"]:
-        """Single columns of the first n rows, with their zeros."""
-        wanted, where = indices.unique(return_inverse=True)
-        out = torch.zeros(n, len(wanted) + 1, device=self._error.device)  # the last column takes what nobody wants
-        for left, found, values in self._touched(n, 0, self.shape[1], wanted):
-            places = torch.searchsorted(wanted, found + left)
-            missed = wanted[places.clamp_max(len(wanted) - 1)] != found + left
-            out.scatter_add_(1, places.masked_fill_(missed, len(wanted)), values)
-        return out[:, where]
-
-    def _touched(
-        self, n: int, start: int, stop: int, wanted: Int[Tensor, " c"] | None = None
-    ) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """First column, indices and values of the blocks between two columns, of those with wanted columns only."""
-        blocks = None if wanted is None else set((wanted // self.kind.block).tolist())
-        for number, (left, right, entries) in enumerate(self._layout):
-            if left < stop and right > start and (blocks is None or number in blocks):
-                yield left, self._indices[:n, entries].long(), self._values[:n, entries].float()
+                yield columns, rows, self._indices[rows, entries].to(torch.int32), self._values[rows, entries]

@@ -2,7 +2,7 @@
 
 import sys
 
-INSTALL = "the command line needs typer and rich: pip install 'torch-mfac[cli]'"
+NEEDED = ("typer", "rich", "jinja2", "safetensors", "matplotlib")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -10,8 +10,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         from mfac.app.cli.app import app
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in ("typer", "rich"):
+        if (error.name or "").split(".")[0] not in NEEDED:
             raise
-        sys.stderr.write(f"mfac: {INSTALL}\n")
+        sys.stderr.write(f"mfac: the command line requires {error.name}: pip install 'torch-mfac[cli]'\n")
         sys.exit(1)
     app(args=arguments, prog_name="mfac")

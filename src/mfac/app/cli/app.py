@@ -1,18 +1,20 @@
-"""The application: which commands there are."""
+"""The application, and its short commands: report, init and demo."""
 
+import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from mfac import __version__
-from mfac.app.cli.data import data
-from mfac.app.cli.demo import demo
+from mfac.app import demo as tour
+from mfac.app.cli.commands import plan, prune, train
+from mfac.app.cli.display import ProgressDisplay, show_run
 from mfac.app.cli.errors import reported
-from mfac.app.cli.init import init
-from mfac.app.cli.plan import plan
-from mfac.app.cli.prune import prune
-from mfac.app.cli.report import report
-from mfac.app.cli.train import train
+from mfac.app.cli.options import AsJson
+from mfac.app.report import write_page
+from mfac.app.runs.folder import read_run
+from mfac.app.tasks import write_template
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
@@ -26,19 +28,76 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def overview(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Second-order information for PyTorch, matrix-free: prune models and train them with the inverse Fisher matrix.
+    """Matrix-free second-order methods for PyTorch: prune and train models with the inverse Fisher matrix.
 
     \b
     First steps:
-      mfac demo                                     a tour of a minute
-      mfac prune digits --sparsity 0.9              prune a small network that is built in
+      mfac demo                                     a tour of one minute
+      mfac prune digits --sparsity 0.9              prune the built-in example
       mfac train digits --optimizer mfac --optimizer sgd
-      mfac init task.py                             a task of your own to start from
+      mfac init task.py                             write a task file for your own model
     """
 
 
-for command in (prune, train, plan, report, data, init, demo):
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, or run.json files.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")] = Path("report.html"),
+    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make one self-contained HTML page from one or more runs.
+
+    \b
+    Examples:
+      mfac report runs/digits-prune
+      mfac report runs/digits-prune runs/digits-train --out both.html --title "Digits"
+    """
+    records = [read_run(run) for run in runs]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_page(records, out, title, folders=[run if run.is_dir() else run.parent for run in runs])
+    typer.echo(json.dumps({"report": str(out), "runs": list(map(str, runs))}) if as_json else f"Report: {out}")
+
+
+def init(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; it must end in .py.")] = Path(
+        "task.py"
+    ),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+) -> None:
+    """Write a complete task file, to be edited for your own model and data.
+
+    \b
+    Examples:
+      mfac init
+      mfac init experiments/spiral.py
+    """
+    write_template(file, force)
+    typer.echo(f"Wrote {file}. It works as it is: try `mfac prune {file}`, then put in your own model and data.")
+
+
+def demo(
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for the two runs and the report.")] = Path(
+        "mfac-demo"
+    ),
+) -> None:
+    """Prune and train a small network on handwritten digits, with M-FAC and with the usual baselines.
+
+    It takes about a minute, needs no download, and ends with two tables and a report.
+    """
+    with ProgressDisplay() as watcher:
+        records = tour.run(out, watcher)
+    for record in records:
+        show_run(record)
+        typer.echo("")
+    tour.plot(*records, out / "demo.png")
+    page = (out / "report.html").resolve()
+    title = "mfac demo: handwritten digits, pruned and trained"
+    write_page(list(records), page, title, folders=[out / "prune", out / "train"])
+    typer.echo(f"Report: {page}")
+
+
+for command in (prune, train, plan, report, init, demo):
     app.command()(reported(command))

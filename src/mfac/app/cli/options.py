@@ -1,9 +1,14 @@
-"""Options that several commands share, and how their texts become values."""
+"""Options of the commands, made from the arguments that they set: name, default and help are written down once."""
 
+import contextlib
+import functools
+import inspect
+import re
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,81 +26,120 @@ TaskArgument = Annotated[
     str,
     typer.Argument(
         metavar="TASK",
-        help=f"What to work on: {', '.join(BUILT_IN)}, a file of yours (task.py, see `mfac init`), or package.module.",
+        help=f"What to work on: {', '.join(BUILT_IN)}, a file (task.py, see `mfac init`) or a module (package.module).",
         autocompletion=_complete_task,
     ),
 ]
 Out = Annotated[
     Path | None,
     typer.Option(
-        metavar="FOLDER", help="Where the run is kept.", show_default="runs/TASK-COMMAND", rich_help_panel=RUN_PANEL
+        metavar="FOLDER", help="Folder of the run.", show_default="runs/TASK-COMMAND", rich_help_panel=RUN_PANEL
     ),
 ]
 Fresh = Annotated[
-    bool, typer.Option("--fresh", help="Start over, and drop what is in the folder.", rich_help_panel=RUN_PANEL)
+    bool, typer.Option("--fresh", help="Start over; what is in the folder is removed.", rich_help_panel=RUN_PANEL)
 ]
-Checkpoint = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE", help="A state_dict by torch.save or safetensors to start from.", rich_help_panel=RUN_PANEL
-    ),
-]
-Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1 ...", rich_help_panel=RUN_PANEL)]
-SaveEvery = Annotated[
-    float, typer.Option(min=0, help="Seconds between saves while training.", rich_help_panel=RUN_PANEL)
-]
-AsJson = Annotated[
-    bool,
-    typer.Option("--json", help="Print one JSON object, and nothing else, on stdout.", rich_help_panel=THIS_PANEL),
-]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.", rich_help_panel=THIS_PANEL)]
 
 
-def one_of(choices: Sequence[str]) -> Callable[[list[str] | str | None], list[str] | str | None]:
-    """A check for an option of one value or several: all of them are among the choices."""
+@dataclass(frozen=True)
+class Option:
+    """An option of a command, and how its text becomes a value."""
 
-    def check(given: list[str] | str | None) -> list[str] | str | None:
-        for value in [given] if isinstance(given, str) else given or ():
-            if value not in choices:
-                raise typer.BadParameter(f"{value!r} is not one of {', '.join(choices)}")
-        return given
+    parameter: inspect.Parameter
+    flag: str
+    choices: Sequence[str]
+    parse: Callable[[str], Any] | None
 
-    return check
-
-
-def complete(choices: Sequence[str]) -> Callable[[str], list[str]]:
-    """What a shell offers for an option."""
-    return lambda incomplete: [choice for choice in choices if choice.startswith(incomplete)]
-
-
-def parse_block_size(text: str) -> int | None:
-    """A number of weights; None for "none"."""
-    if text == "none":
-        return None
-    if not text.isdecimal() or int(text) < 1:
-        raise typer.BadParameter(f"{text!r} is neither a number of weights nor none", param_hint="--block-size")
-    return int(text)
+    def value(self, given: Any) -> Any:
+        items = given if isinstance(given, list) else [given]
+        wrong = [item for item in items if self.choices and item is not None and item not in self.choices]
+        if wrong:
+            raise typer.BadParameter(f"{wrong[0]!r} is not one of {', '.join(self.choices)}", param_hint=self.flag)
+        if self.parse is not None:
+            return self.parse(given)
+        return tuple(given) if isinstance(given, list) else given
 
 
-def parse_damping(text: str) -> float | str:
-    """A positive number, or "auto"."""
-    if text == "auto":
-        return text
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise typer.BadParameter(f"{text!r} is neither a positive number nor auto", param_hint="--damping")
-    return value
+@functools.cache
+def described(source: Callable[..., Any]) -> dict[str, str]:
+    """{argument: description}, from the Args section of a docstring."""
+    section = (inspect.getdoc(source) or "").partition("Args:\n")[2].split("\n\n")[0]
+    found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in found}
 
 
-def default_folder(name: str, command: str) -> Path:
-    """runs/TASK-COMMAND."""
-    return Path("runs") / f"{name}-{command}"
+def option(
+    source: Callable[..., Any],
+    name: str,
+    kind: Any,
+    panel: str | None = None,
+    *,
+    flag: str | None = None,
+    choices: Sequence[str] = (),
+    parse: Callable[[str], Any] | None = None,
+    **more: Any,
+) -> Option:
+    """An option that sets an argument of `source`, a function or class, with the argument's default and description.
+
+    `kind` is list[...] if the option may be repeated; `more` is for `typer.Option`, and may have another `default`.
+    """
+    default = more.pop("default", inspect.signature(source).parameters[name].default)
+    text = described(source).get(name, "")
+    text = text.removeprefix("None; ").replace("None:", "none:").removesuffix(".") + "."
+    text = text if text[1:2] in (",", ";") else text[0].upper() + text[1:]  # symbols stay as they are
+    if choices:
+        more["autocompletion"] = lambda incomplete: [choice for choice in choices if choice.startswith(incomplete)]
+        more["metavar"] = "|".join(choices)
+    if parse is not None:
+        default = "none" if default is None else f"{default}"
+    elif isinstance(default, tuple):
+        more.setdefault("show_default", ", ".join(map(str, default)))
+        default = None
+    kind = kind | None if default is None else kind
+    flag = flag or f"--{name.replace('_', '-')}"
+    annotation = Annotated[kind, typer.Option(flag, help=text, rich_help_panel=panel, **more)]
+    parameter = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    return Option(parameter, flag, choices, parse)
+
+
+def with_options(*options: Option) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command options in the place of its `**given`. Options without a value are left out of `given`."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(*arguments: Any, **values: Any) -> None:
+            for item in options:
+                given = values.pop(item.parameter.name)
+                if given is not None and given != []:
+                    values[item.parameter.name] = item.value(given)
+            command(*arguments, **values)
+
+        own = [item.replace(kind=item.KEYWORD_ONLY) for item in inspect.signature(command).parameters.values()][:-1]
+        own.sort(key=lambda item: item.default is not item.empty)
+        count = sum(item.default is item.empty for item in own)
+        return signed(run, [*own[:count], *(item.parameter for item in options), *own[count:]])
+
+    return decorate
+
+
+def signed(function: Callable[..., None], parameters: list[inspect.Parameter]) -> Callable[..., None]:
+    """The function, with these parameters for Typer to see."""
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    function.__annotations__ = {item.name: item.annotation for item in parameters}
+    return function
+
+
+def number_or_word(text: str) -> int | float | str | None:
+    """The number in the text, None for "none", or the text itself."""
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return None if text == "none" else text
 
 
 def command_line(ctx: typer.Context) -> str:
-    """The command as it can be given again: what was on the command line, but for how it is shown."""
+    """The command as it can be given again, without options that only change its output."""
     words = ["mfac", ctx.info_name or ""]
     for param in ctx.command.params:
         source = ctx.get_parameter_source(param.name or "")
@@ -105,7 +149,7 @@ def command_line(ctx: typer.Context) -> str:
         if param.param_type_name == "argument":
             words.append(str(value))
         elif isinstance(value, bool):
-            words.append(param.opts[0] if value else param.secondary_opts[0])
+            words.append(param.opts[0])
         else:
             for item in value if isinstance(value, list | tuple) else [value]:
                 words += [param.opts[0], str(item)]

@@ -1,4 +1,4 @@
-"""How much memory and time a run will take, before anything large is allocated."""
+"""The memory and time of a run, estimated before anything large is allocated."""
 
 from mfac.app.plan.plan import Plan, make_plan
 

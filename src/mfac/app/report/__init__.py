@@ -1,4 +1,4 @@
-"""One page of HTML, complete in itself, from what `mfac prune` and `mfac train` have recorded."""
+"""One self-contained HTML page from what `mfac prune` and `mfac train` have recorded."""
 
 from mfac.app.report.page import render_page, write_page
 

@@ -1,73 +1,66 @@
-"""The page itself: one file of HTML with its style and its drawings inside, which loads nothing from anywhere."""
+"""The page: one HTML file with its style and figures inside, which loads nothing."""
 
 import os
 from collections.abc import Sequence
-from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from jinja2 import Environment, StrictUndefined, Template
+from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from mfac import __version__
-from mfac.app.report.prune_view import prune_sections
-from mfac.app.report.record import check_runs, run_titles, unfinished
-from mfac.app.report.settings_view import facts, settings_section
-from mfac.app.report.summary import summaries
-from mfac.app.report.train_view import train_sections
+from mfac.app.report.overview import run_facts, settings_section, summaries
+from mfac.app.report.record import completed
+from mfac.app.report.sections import prune_sections, train_sections
 from mfac.pruning.atomic_file import replacing
 
+PathLike = str | os.PathLike[str]
 
-def write_page(runs: list[dict[str, Any]], path: str | os.PathLike[str], title: str | None = None) -> None:
-    """Writes the page of one or several runs; in full or not at all.
+
+def write_page(
+    runs: list[dict[str, Any]], path: PathLike, title: str | None = None, folders: Sequence[PathLike] | None = None
+) -> None:
+    """Writes the page of one or several runs, completely or not at all.
 
     Args:
-        runs: what run.json holds of each; runs of the same kind share their plots.
-        path: where to, usually report.html in a run's folder.
-        title: the heading; None: the run's own, or that it is a comparison.
+        runs: the contents of their run.json files; runs of the same kind share their plots.
+        path: the file, usually report.html in a run's folder.
+        title: the heading; None: the title of the run, or "Comparison of N runs".
+        folders: the folder of each run, for the links to its files; None: a single run's is the folder of the page.
 
     Raises:
-        ValueError: no runs, a dict that is none of ours, or a folder that is not there.
+        ValueError: there are no runs, one is not the content of a run.json, or the page's folder does not exist.
+        ImportError: matplotlib is not installed.
     """
-    text = render_page(runs, title)
+    here = Path(path).absolute().parent
+    relative = None if folders is None else [os.path.relpath(folder, here) for folder in folders]
+    text = render_page(runs, title, relative)
     with replacing(path) as draft:
         draft.write_text(text, encoding="utf-8")
 
 
-def render_page(runs: list[dict[str, Any]], title: str | None = None) -> str:
-    """The page as text; the same runs give the same text.
-
-    Raises:
-        ValueError: no runs, or a dict that is none of ours.
-    """
-    check_runs(runs)
-    titles = run_titles(runs)
-    sections = [*prune_sections(runs), *train_sections(runs), settings_section(runs)]
-    return _template().render(
-        title=title or (titles[0] if len(runs) == 1 else f"Comparison of {len(runs)} runs"),
+def render_page(runs: list[dict[str, Any]], title: str | None = None, folders: Sequence[PathLike] | None = None) -> str:
+    """The page as text, the same for the same runs; `folders` are relative to the folder of the page."""
+    known = completed(runs)
+    if folders is None and len(runs) == 1:
+        folders = ["."]
+    for place, run in enumerate(known):
+        run["folder"] = None if folders is None else quote(f"{os.fspath(folders[place])}/").removeprefix("./")
+    kinds = {run["kind"] for run in known}
+    sections = prune_sections(known) if "prune" in kinds else []
+    sections += train_sections(known) if "train" in kinds else []
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(_resource("page.html")).render(
+        title=title or (known[0]["title"] if len(runs) == 1 else f"Comparison of {len(runs)} runs"),
         version=__version__,
         style=Markup(_resource("style.css")),
-        facts=facts(runs[0]) if len(runs) == 1 else titles,
-        open_runs=_open_runs(runs, titles),
-        summaries=summaries(runs),
-        sections=sections,
+        facts=[run["title"] for run in known] if len(runs) > 1 else list(run_facts(known[0]).values())[:-1],
+        unfinished=[run for run in known if not run.get("finished")],
+        summaries=summaries(known),
+        sections=[section for section in [*sections, settings_section(known)] if section.plots or section.tables],
     )
-
-
-def _open_runs(runs: Sequence[dict[str, Any]], titles: Sequence[str]) -> list[str]:
-    """A line for each run that is not finished."""
-    lines = []
-    for place in unfinished(runs):
-        count = len(runs[place]["cells"])
-        cells = {0: "no cell is complete yet", 1: "one cell is complete"}.get(count, f"{count} cells are complete")
-        lines.append(f"“{titles[place]}” is not finished: {cells}; what is missing is not shown.")
-    return lines
-
-
-@cache
-def _template() -> Template:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(_resource("page.html"))
 
 
 def _resource(name: str) -> str:

@@ -1,107 +1,110 @@
-"""The records of runs (the dicts of run.json) as the report reads them: checked, and grouped into named series."""
+"""Run records (the dicts of run.json) as the report reads them: checked, completed, and grouped into series."""
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
+
+from mfac.app.report.quantities import Quantity, measure_quantity
 
 Record = dict[str, Any]
 FORMAT = 1
-KINDS = ("prune", "train")
 
 
 @dataclass(frozen=True)
 class Series:
-    """The cells of one label in one run: a line on every plot. `style` picks its colour, mark and dashes."""
+    """The cells of one label in one run: one line in every plot.
+
+    A label has one colour on the whole page; `repeat` counts the runs before this one that have the same label.
+    """
 
     label: str
-    style: int
+    colour: int
+    repeat: int
     run: Record
-    cells: tuple[Record, ...]
+    cells: Sequence[Record]
 
 
-def check_runs(runs: Sequence[Record]) -> None:
-    """Refuses what is no record of a run, before any of it is read.
-
-    Raises:
-        ValueError: no runs at all, or one that is not a dict of a format and kind known here.
-    """
+def checked(runs: Sequence[Any]) -> Sequence[Record]:
+    """The runs, or a ValueError for anything that is not the content of a run.json."""
     if not runs:
         raise ValueError("a report needs at least one run and got an empty list; pass the contents of run.json files")
     for number, run in enumerate(runs, 1):
-        _check_run(f"run {number}", run)
+        if not isinstance(run, dict):
+            found = type(run).__name__
+            raise ValueError(f"run {number}: expected the dict of a run.json, got {found}; read it with json.load")
+        if run.get("format") != FORMAT:
+            raise ValueError(f"run {number}: expected format {FORMAT}, got {run.get('format')!r}; repeat the run")
+        if run.get("kind") not in ("prune", "train"):
+            raise ValueError(f"run {number}: expected the kind 'prune' or 'train', got {run.get('kind')!r}")
+        cells = run.get("cells")
+        if not isinstance(cells, list) or not all(isinstance(cell, dict) and cell.get("label") for cell in cells):
+            raise ValueError(
+                f"run {number}: expected 'cells' to be a list of dicts with a label; is run.json complete?"
+            )
+    return runs
 
 
-def _check_run(name: str, run: Any) -> None:
-    if not isinstance(run, dict):
-        raise ValueError(f"{name}: expected the dict of a run.json, got {type(run).__name__}; read it with json.load")
-    if run.get("format") != FORMAT:
-        raise ValueError(f"{name}: expected format {FORMAT}, got {run.get('format')!r}; make the run anew")
-    if run.get("kind") not in KINDS:
-        raise ValueError(f"{name}: expected the kind 'prune' or 'train', got {run.get('kind')!r}")
-    cells = run.get("cells")
-    if not isinstance(cells, list) or not all(isinstance(cell, dict) and cell.get("label") for cell in cells):
-        raise ValueError(f"{name}: expected 'cells' to be a list of dicts with a label; is this a whole run.json?")
+def completed(runs: Sequence[Any]) -> list[Record]:
+    """Copies of the runs with a title and a measure each, runs of the same title numbered, and complete cells."""
+    runs = [{**run, "task": run.get("task") or {}, "dense": run.get("dense") or {}} for run in checked(runs)]
+    titles = [str(run.get("title") or run["task"].get("name") or run["kind"]) for run in runs]
+    for place, (run, title) in enumerate(zip(runs, titles, strict=True)):
+        number = f" ({titles[: place + 1].count(title)})" if titles.count(title) > 1 else ""
+        run |= {"title": title + number, "measure": str(run["task"].get("measure") or "measure")}
+        run["cells"] = [_completed_cell(cell, run) for cell in run["cells"]]
+    return runs
 
 
-def run_titles(runs: Sequence[Record]) -> list[str]:
-    """A title for each run; where several runs share one, a number tells them apart."""
-    return [f"{title} ({number})" if number else title for title, number in _numbered(runs)]
+def _completed_cell(cell: Record, run: Record) -> Record:
+    """Both kinds of cells in the same terms: final loss and measure, time, and the sparsity asked for."""
+    losses, size, asked = cell.get("losses") or [], cell.get("bytes") or {}, cell.get("asked")
+    last_loss = next((loss for loss in reversed(losses) if loss is not None), None)
+    pruned = run["kind"] == "prune"
+    timed = zip_longest(losses, ([] if pruned else cell.get("seconds") or [])[: len(losses)])
+    training = [{"step": step, "second": second, "loss": loss} for step, (loss, second) in enumerate(timed, 1)]
+    final = cell if pruned else (cell.get("evaluations") or [{"loss": last_loss}])[-1]
+    if pruned and asked is None:  # patterns such as 2:4 ask for no sparsity: the one reached stands in for it
+        asked = round(cell.get("sparsity") or 0.0, 3)
+    return {
+        **cell,
+        "label": str(cell["label"]),
+        "asked": asked,
+        "loss": final.get("loss"),
+        "measure": final.get("measure"),
+        f"measure {run['measure']}": final.get("measure"),
+        "last_loss": last_loss,
+        "training": (cell.get("training") or []) if pruned else training,
+        "step_count": None if pruned else cell.get("steps") or len(losses),
+        "time": cell.get("seconds" if pruned else "seconds_total"),
+        "compact": size.get("compact"),
+        "ratio": size["dense"] / size["compact"] if size.get("dense") and size.get("compact") else None,
+    }
 
 
 def series_of(runs: Sequence[Record], kind: str) -> list[Series]:
-    """All series of the runs of a kind, in the order of the cells.
-
-    A label that several runs have gets the run's title, or the number of the title where runs share that as well.
-    """
-    found: list[tuple[str, str, Record, list[Record]]] = []
-    for (title, number), run in zip(_numbered(runs), runs, strict=True):
-        if run["kind"] != kind:
-            continue
-        by_label: dict[str, list[Record]] = {}
-        for cell in run["cells"]:
-            by_label.setdefault(str(cell["label"]), []).append(cell)
-        ending = f" ({number})" if number else f" · {title}"
-        found += [(label, ending, run, cells) for label, cells in by_label.items()]
-    runs_with = Counter(label for label, *_ in found)
-    return [
-        Series(label if runs_with[label] == 1 else f"{label}{ending}", style, run, tuple(cells))
-        for style, (label, ending, run, cells) in enumerate(found)
-    ]
+    """All series of the runs of a kind, in the order of the cells; labels of several runs get the run's title."""
+    labels = dict.fromkeys(cell["label"] for run in runs for cell in run["cells"])
+    colours = sorted(labels, key=lambda label: not label.startswith("mfac"))
+    found: dict[tuple[str, str], tuple[Record, list[Record]]] = {}
+    for run in runs:
+        for cell in run["cells"] if run["kind"] == kind else ():
+            found.setdefault((cell["label"], run["title"]), (run, []))[1].append(cell)
+    counts, seen, series = Counter(label for label, _ in found), Counter[str](), []
+    for (label, title), (run, cells) in found.items():
+        name = label if counts[label] == 1 else f"{label} · {title}"
+        series.append(Series(name, colours.index(label), seen[label], run, cells))
+        seen[label] += 1
+    return series
 
 
-def _numbered(runs: Sequence[Record]) -> list[tuple[str, int]]:
-    """Titles, with a number from 1 on for those that several runs have, and 0 for the others."""
-    titles = [str(run.get("title") or task_of(run).get("name") or run["kind"]) for run in runs]
-    counts, seen = Counter(titles), Counter[str]()
-    numbered = []
-    for title in titles:
-        seen[title] += 1
-        numbered.append((title, seen[title] if counts[title] > 1 else 0))
-    return numbered
-
-
-def task_of(run: Record) -> Record:
-    """The task's part of a record, empty where there is none."""
-    return run.get("task") or {}
-
-
-def measure_name(run: Record) -> str:
-    """What the task's measure is called."""
-    return str(task_of(run).get("measure") or "measure")
-
-
-def higher_is_better(run: Record) -> bool:
-    """Whether a higher measure is a better one."""
-    return bool(task_of(run).get("higher_is_better", True))
-
-
-def asked_of(cell: Record) -> float:
-    """The sparsity that was asked for; patterns such as 2:4 ask for none, and what was reached stands in for it."""
-    asked = cell.get("asked")
-    return float(asked if asked is not None else round(cell.get("sparsity") or 0.0, 3))
-
-
-def unfinished(runs: Sequence[Record]) -> list[int]:
-    """The places of the runs that are not finished."""
-    return [place for place, run in enumerate(runs) if not run.get("finished")]
+def by_measure(series: Sequence[Series]) -> dict[Quantity, list[Series]]:
+    """The series by what their tasks measure."""
+    groups: dict[str, list[Series]] = {}
+    for one in series:
+        groups.setdefault(one.run["measure"], []).append(one)
+    return {
+        measure_quantity(name, [cell["measure"] for one in group for cell in one.cells]): group
+        for name, group in groups.items()
+    }

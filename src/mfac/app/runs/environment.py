@@ -1,4 +1,4 @@
-"""What a run was made on, and how much memory it took: facts that belong to every figure."""
+"""The machine of a run: its devices, its versions, and the memory that the process used."""
 
 import os
 import platform
@@ -11,8 +11,25 @@ import torch
 from mfac import __version__
 
 
+def choose_device(name: str) -> torch.device:
+    """The device called "cpu", "cuda", "cuda:1" ..., if it can be used.
+
+    Raises:
+        ValueError: torch does not know the name, or the machine has no such device.
+    """
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        others = "" if kind is None else f", {kind.type} (up to {torch.accelerator.device_count()} devices)"
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ValueError(f"device {name!r} cannot be used here ({reason}); available: cpu{others}") from None
+    return device
+
+
 def environment(device: torch.device | str = "cpu") -> dict[str, object]:
-    """Versions and the machine, for the record of a run."""
+    """Versions and hardware, for the record of a run."""
     return {
         "mfac": __version__,
         "torch": str(torch.__version__),
@@ -26,7 +43,7 @@ def environment(device: torch.device | str = "cpu") -> dict[str, object]:
 
 
 def process_peak_bytes() -> int:
-    """The most memory that this process has held at any moment so far; a later cell never has less than an earlier."""
+    """The peak memory of this process so far."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
 

@@ -1,83 +1,67 @@
-"""How well a model does on its task: the loss, and the task's measure."""
+"""Evaluation: the loss of a model, and its task's measure."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mfac.app.runs.random_state import aside, seeded
+from mfac.app.runs.random_state import seeded
 from mfac.app.runs.task_batches import TaskBatches
 from mfac.app.tasks import Task
-from mfac.gradients.batches import Batch, move, sample_tensors
+from mfac.gradients.batches import move, sample_tensors
 from mfac.gradients.model_state import evaluation
 
-TRAIN_BATCHES = 8  # the loss is taken over so many where a task has no batches for it
+TRAIN_BATCHES = 8  # for the loss of a task without held-out batches
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The loss and the task's measure; None where there is no such number, or it is not finite."""
+    """The loss and the task's measure; None if unknown or not finite."""
 
     loss: float | None
     measure: float | None
 
 
 def measure(task: Task, model: nn.Module, device: torch.device) -> Measured:
-    """The loss over the task's held-out batches (or its first training batches) and the task's own measure.
+    """The mean loss over the task's held-out batches (or its first training batches), and the task's measure.
 
-    A task without `evaluate` whose batches are (inputs, labels) and whose model gives class scores is measured by its
-    accuracy. The model, its mode and the random state are as before afterwards.
+    A task without `evaluate` is measured by its accuracy, if its held-out batches are (inputs, labels) and the model
+    returns class scores. The model, its mode and the random state are left as they were.
     """
-    with aside(), evaluation(model), torch.no_grad():
-        loss, accuracy = _over_batches(task, model, device)
-    if task.evaluate is None:
-        return Measured(loss, accuracy)
-    with aside(), evaluation(model):
-        return Measured(loss, finite(float(task.evaluate(model))))
+    total = samples = correct = labelled = 0.0
+    with evaluation(model), torch.no_grad(), seeded(0):
+        held_out = task.eval_batches is not None
+        batches = task.eval_batches() if task.eval_batches else islice(TaskBatches(task, device), TRAIN_BATCHES)
+        for batch in (move(batch, device) for batch in batches):
+            tensors = sample_tensors(batch)
+            size = len(tensors[0]) if tensors else 1
+            total, samples = total + size * float(task.loss(model, batch)), samples + size
+            hits = _hits(model, batch) if held_out and task.evaluate is None else None
+            if hits is not None:
+                correct, labelled = correct + float(hits.sum()), labelled + len(hits)
+    found = correct / labelled if labelled else None
+    if task.evaluate is not None:
+        with evaluation(model):
+            found = finite(float(task.evaluate(model)))
+    return Measured(finite(total / samples) if samples else None, found)
 
 
 def finite(value: float | None) -> float | None:
-    """The value, or None where JSON would have no word for it."""
+    """The value, or None if JSON cannot express it."""
     return value if value is not None and math.isfinite(value) else None
 
 
-def _over_batches(task: Task, model: nn.Module, device: torch.device) -> tuple[float | None, float | None]:
-    losses = weights = right = labelled = 0.0
-    with seeded(0):
-        for batch in _batches(task, device):
-            size = _size(batch)
-            losses, weights = losses + size * float(task.loss(model, batch)), weights + size
-            if task.evaluate is None and task.eval_batches is not None and (labels := _labels(batch)) is not None:
-                hits = _hits(model, batch[0], labels)
-                right, labelled = right + (hits or 0), labelled + (0 if hits is None else len(labels))
-    return finite(losses / weights) if weights else None, right / labelled if labelled else None
-
-
-def _batches(task: Task, device: torch.device) -> Iterable[Batch]:
-    if task.eval_batches is None:
-        return islice(TaskBatches(task, device), TRAIN_BATCHES)
-    return (move(batch, device) for batch in task.eval_batches())
-
-
-def _size(batch: Batch) -> int:
-    found = sample_tensors(batch)
-    return len(found[0]) if found else 1
-
-
-def _labels(batch: Batch) -> Tensor | None:
-    """The labels of a batch (inputs, labels); None for any other."""
+def _hits(model: nn.Module, batch: Any) -> Tensor | None:
+    """Which labels agree with the largest class score; None if this is no batch of labels or no table of scores."""
     if not isinstance(batch, list | tuple) or len(batch) != 2 or not isinstance(batch[1], Tensor):
         return None
     labels = batch[1]
-    return labels if labels.ndim == 1 and labels.dtype in (torch.int64, torch.int32, torch.uint8) else None
-
-
-def _hits(model: nn.Module, inputs: Batch, labels: Tensor) -> int | None:
-    """How many labels the largest class score agrees with; None where the output is no table of class scores."""
-    output = model(inputs)
+    if labels.ndim != 1 or labels.dtype not in (torch.int64, torch.int32, torch.uint8):
+        return None
+    output = model(batch[0])
     if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(labels) or output.shape[1] < 2:
         return None
-    return int((output.argmax(1) == labels).sum())
+    return output.argmax(1) == labels

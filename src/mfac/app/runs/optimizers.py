@@ -1,4 +1,4 @@
-"""The optimizers of `mfac train`, with settings that suit each where none are given."""
+"""The optimizers of `mfac train`, and their default settings."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,12 +19,31 @@ WINDOWS: dict[str, Window] = {
     "int8": Int8(),
     "topk": TopK(),
 }
-OPTIMIZERS = ("mfac", "sgd", "adam", "adamw", "task")
+# M-FAC in the units of normalize="sum", where one learning rate and one damping suit every number of gradients.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "mfac": {"lr": 0.5, "num_grads": 64, "damping": 0.1, "momentum": 0.0, "weight_decay": 0.0, "window": "float32"},
+    "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.0},
+    "adam": {"lr": 1e-3, "weight_decay": 0.0},
+    "adamw": {"lr": 1e-3, "weight_decay": 0.01},
+    "task": {},
+}
+OPTIMIZERS = tuple(DEFAULTS)
+OTHERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """One optimizer; None: what suits it (see `DEFAULTS`), and what it has no use for is left out."""
+    """One optimizer; None means its default (see `DEFAULTS`). Settings that it does not have are ignored.
+
+    Args:
+        name: one of `OPTIMIZERS`.
+        lr: learning rate, of all optimizers or of one; may be repeated.
+        momentum: momentum of mfac and sgd; may be repeated.
+        weight_decay: weight decay, of all optimizers or of one; may be repeated.
+        num_grads: gradients in the window of mfac.
+        damping: damping of mfac, in the units of normalize="sum".
+        window: how mfac stores its gradients; topk keeps 1 % of each.
+    """
 
     name: str
     lr: float | None = None
@@ -35,60 +54,32 @@ class OptimizerSettings:
     window: str | None = None
 
     def filled(self) -> dict[str, Any]:
-        """All settings that the optimizer has, as it gets them."""
+        """All settings that this optimizer has."""
         return {
             key: default if getattr(self, key) is None else getattr(self, key)
             for key, default in DEFAULTS[self.name].items()
         }
 
 
-# M-FAC in the units of normalize="sum", where one learning rate and one damping serve every number of gradients.
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "mfac": {"lr": 0.5, "num_grads": 64, "damping": 0.1, "momentum": 0.0, "weight_decay": 0.0, "window": "float32"},
-    "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.0},
-    "adam": {"lr": 1e-3, "weight_decay": 0.0},
-    "adamw": {"lr": 1e-3, "weight_decay": 0.01},
-    "task": {},
-}
-
-
-def check_optimizer(name: str, task: Task) -> None:
-    """Raises ValueError for a name that is none of `OPTIMIZERS`, or "task" where the task has no optimizer."""
-    if name not in OPTIMIZERS:
-        raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, not {name!r}")
-    if name == "task" and task.optimizer is None:
-        raise ValueError(f"the task {task.name} defines no optimizer; choose one of {', '.join(OPTIMIZERS[:-1])}")
-
-
 def make_optimizer(settings: OptimizerSettings, task: Task, model: nn.Module) -> Optimizer:
-    """The optimizer of a model's trainable parameters.
+    """The optimizer for a model's trainable parameters.
 
     Raises:
-        ValueError: an unknown name, or a setting out of its range.
-        MemoryError: the window of M-FAC does not fit.
+        ValueError: an unknown name, or an invalid setting.
+        MemoryError: the window of M-FAC does not fit in memory.
     """
-    check_optimizer(settings.name, task)
-    if settings.window not in (None, *WINDOWS):
-        raise ValueError(f"window must be one of {', '.join(WINDOWS)}, not {settings.window!r}")
-    values = settings.filled()
+    if settings.name not in OPTIMIZERS:
+        raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, not {settings.name!r}")
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     params = [parameter for _, parameter in named]
     if settings.name == "task":
-        assert task.optimizer is not None
+        if task.optimizer is None:
+            raise ValueError(f"the task {task.name} defines no optimizer; choose one of {', '.join(OPTIMIZERS[:-1])}")
         return task.optimizer(params)
-    if settings.name == "mfac":
-        return MFAC(
-            named,
-            float(values["lr"]),
-            int(values["num_grads"]),
-            float(values["damping"]),
-            momentum=float(values["momentum"]),
-            weight_decay=float(values["weight_decay"]),
-            normalize="sum",
-            window=WINDOWS[values["window"]],
-        )
-    lr, decay = float(values["lr"]), float(values["weight_decay"])
-    if settings.name == "sgd":
-        return torch.optim.SGD(params, lr, momentum=float(values["momentum"]), weight_decay=decay)
-    kind = torch.optim.Adam if settings.name == "adam" else torch.optim.AdamW
-    return kind(params, lr, weight_decay=decay)
+    values = settings.filled()
+    if settings.name != "mfac":
+        return OTHERS[settings.name](params, **values)
+    window = values.pop("window")
+    if window not in WINDOWS:
+        raise ValueError(f"window must be one of {', '.join(WINDOWS)}, not {window!r}")
+    return MFAC(named, **values, normalize="sum", window=WINDOWS[window])

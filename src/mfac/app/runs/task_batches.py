@@ -1,91 +1,62 @@
-"""A task's training batches as a run needs them: on its device, drawn from its own seeds, to be taken up anywhere."""
+"""A task's training batches on the device of a run, drawn from the seeds of the run."""
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import count
+from typing import Any
 
 import torch
 
-from mfac.app.runs.random_state import PrivateRandomness, seeded
+from mfac.app.runs.random_state import seeded
 from mfac.app.tasks import Task
-from mfac.gradients.batches import Batch, move
-from mfac.pruning.batch_stream import BatchStream
+from mfac.gradients.batches import move
 
+BATCHES_PER_EPOCH = 1 << 20  # keeps the seeds of the batches of two epochs apart
 END = object()
 
 
 class TaskBatches:
-    """The batches of a task on a device, as many passes as wanted; each pass asks the task for them anew.
+    """The batches of a task; each pass calls `train_batches()` again.
 
-    A loader with a generator of its own is seeded from the global random state, like all else, when a pass begins.
+    A loader with its own generator is seeded from the global random state at the start of each pass. `on_batch` is
+    called for every batch.
     """
 
-    def __init__(self, task: Task, device: torch.device):
-        self._task, self._device = task, device
+    def __init__(self, task: Task, device: torch.device, on_batch: Callable[[], None] = lambda: None):
+        self._task, self._device, self._on_batch = task, device, on_batch
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Any]:
         batches = self._task.train_batches()
         generator = getattr(batches, "generator", None)
         if isinstance(generator, torch.Generator):
             generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
         for batch in batches:
+            self._on_batch()
             yield move(batch, self._device)
 
     def count(self) -> int:
-        """Batches of one pass; where the task's batches do not know it, they are counted.
+        """The number of batches in one pass.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there are none.
         """
         batches = self._task.train_batches()
         try:
-            count = len(batches)  # type: ignore[arg-type]
+            found = len(batches)  # type: ignore[arg-type]
         except TypeError:
             with seeded(0):
-                count = sum(1 for _ in batches)
-        if not count:
-            raise ValueError(f"train_batches() of {self._task.name} gives no batch; at least one is needed")
-        return count
+                found = sum(1 for _ in batches)
+        if not found:
+            raise ValueError(f"train_batches() of {self._task.name} returned no batches; at least one is required")
+        return found
 
 
-def epoch(batches: Iterable[Batch], seed: int) -> Iterator[Batch]:
-    """One pass, whose draws (an order, an augmentation) come from random states of its own that `seed` decides."""
-    own = PrivateRandomness(seed)
-    iterator: Iterator[Batch] | None = None
-    while True:
-        with own:
+def epoch(batches: Iterable[Any], seed: int) -> Iterator[Any]:
+    """One pass over the batches, whose random numbers (order, augmentation) depend on `seed` alone."""
+    iterator: Iterator[Any] | None = None
+    for number in count():
+        with seeded(seed * BATCHES_PER_EPOCH + number):
             iterator = iter(batches) if iterator is None else iterator
             batch = next(iterator, END)
         if batch is END:
             return
         yield batch
-
-
-class CountedStream(BatchStream):
-    """A walk through the batches that knows how far it has come, so that another process can take it up there.
-
-    The batches that losses are reported on are the first ones, for the whole of the walk.
-    """
-
-    def __init__(self, batches: Iterable[Batch], seed: int):
-        super().__init__(batches, seed)
-        self.drawn = 0
-        self.on_batch: Callable[[], None] = lambda: None
-        self._first: list[Batch] = []
-
-    def __next__(self) -> Batch:
-        batch = super().__next__()
-        self.drawn += 1
-        self.on_batch()
-        return batch
-
-    def peek(self, count: int) -> list[Batch]:
-        """The first `count` batches of the walk, wherever it is now."""
-        if not self.drawn and len(self._first) < count:
-            self._first = super().peek(count)
-        return self._first[:count]
-
-    def skip_to(self, drawn: int, probes: int) -> None:
-        """Goes to where a walk that was interrupted had come to; `probes` batches were peeked at."""
-        self.peek(probes)
-        while self.drawn < drawn:
-            super().__next__()
-            self.drawn += 1

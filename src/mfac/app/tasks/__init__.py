@@ -1,4 +1,4 @@
-"""What the commands work on: tasks that are built in, and those that users write."""
+"""Tasks: what the commands prune and train. One is built in (`digits`); the others are users' files and modules."""
 
 from mfac.app.tasks.loading import BUILT_IN, load_task
 from mfac.app.tasks.task import Task, TaskError

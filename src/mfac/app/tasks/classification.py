@@ -1,4 +1,4 @@
-"""What the built-in tasks of images share: accuracy, and the short training of a fresh network."""
+"""Accuracy and a short training for classifiers of tensors."""
 
 from collections.abc import Iterable
 
@@ -13,22 +13,17 @@ cross_entropy = criterion_loss(F.cross_entropy)
 
 @torch.no_grad()
 def accuracy(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
-    """The fraction of samples whose class the model gets right, in eval mode; the mode is as before afterwards."""
-    device = next(model.parameters()).device
-    training = model.training
+    """The fraction of samples classified correctly, in eval mode; the mode is restored."""
+    device, training = next(model.parameters()).device, model.training
     model.eval()
-    right = total = 0
-    for inputs, labels in batches:
-        right += int((model(inputs.to(device)).argmax(1) == labels.to(device)).sum())
-        total += len(labels)
+    hits = [model(inputs.to(device)).argmax(1) == labels.to(device) for inputs, labels in batches]
     model.train(training)
-    return right / total
+    return float(torch.cat(hits).double().mean())
 
 
 def train(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], epochs: int, lr: float) -> None:
-    """Adam with a learning rate that falls to zero, in place; the mode is as before afterwards."""
-    device = next(model.parameters()).device
-    training = model.training
+    """Trains in place by Adam with a cosine learning rate; the mode is restored."""
+    device, training = next(model.parameters()).device, model.training
     model.train()
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)

@@ -1,45 +1,65 @@
-"""Handwritten digits of 8 x 8 pixels, which scikit-learn brings along: the task that needs no download."""
+"""The built-in task: scikit-learn's handwritten digits of 8 x 8 pixels, which need no download.
 
-from functools import cache, partial
+A network of 17,226 weights on 1,437 digits; every fifth of the 1,797 is held out.
+"""
+
+from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mfac.app.datasets.tensor_batches import TensorBatches
 from mfac.app.tasks.classification import accuracy, cross_entropy, train
-from mfac.app.tasks.task import Task, TaskError
+from mfac.app.tasks.task import TaskError
 
 BATCH_SIZE = 32
+loss = cross_entropy
 
 
-def digits() -> Task:
-    """A network of 17,226 weights on 1,437 digits; every fifth of the 1,797 is held out."""
-    return Task(
-        name="digits",
-        model=_network,
-        train_batches=_train_batches,
-        loss=cross_entropy,
-        evaluate=lambda model: accuracy(model, _held_out()),
-        eval_batches=_held_out,
-        optimizer=partial(torch.optim.Adam, lr=1e-3),
-        pretrain=lambda model: train(model, _train_batches(), epochs=15, lr=3e-3),
-    )
-
-
-def _network() -> nn.Sequential:
+def model() -> nn.Sequential:
+    """The network, with new weights."""
     return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
-def _train_batches() -> TensorBatches:
-    images, labels = _read()
-    kept = torch.arange(len(images)) % 5 != 0
-    return TensorBatches(images[kept], labels[kept], BATCH_SIZE, shuffle=True)
+class ShuffledBatches:
+    """The training digits in whole batches, in a new order in every pass."""
+
+    def __init__(self) -> None:
+        images, labels = _read()
+        kept = torch.arange(len(images)) % 5 != 0
+        self._images, self._labels = images[kept], labels[kept]
+
+    def __len__(self) -> int:
+        return len(self._images) // BATCH_SIZE
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for chosen in torch.randperm(len(self._images)).split(BATCH_SIZE)[: len(self)]:
+            yield self._images[chosen], self._labels[chosen]
 
 
-def _held_out() -> TensorBatches:
+train_batches = ShuffledBatches
+
+
+def eval_batches() -> list[tuple[Tensor, Tensor]]:
+    """The held-out digits, in one batch."""
     images, labels = _read()
-    return TensorBatches(images[::5], labels[::5], 360)
+    return [(images[::5], labels[::5])]
+
+
+def evaluate(model: nn.Module) -> float:
+    """The accuracy on the held-out digits."""
+    return accuracy(model, eval_batches())
+
+
+def optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Adam:
+    """For fine-tuning."""
+    return torch.optim.Adam(parameters, lr=1e-3)
+
+
+def pretrain(model: nn.Module) -> None:
+    """Trains a new network to about 96 %."""
+    train(model, train_batches(), epochs=15, lr=3e-3)
 
 
 @cache
@@ -47,6 +67,6 @@ def _read() -> tuple[Tensor, Tensor]:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise TaskError("the task digits needs scikit-learn: pip install 'torch-mfac[demo]'") from None
+        raise TaskError("the task digits requires scikit-learn: pip install 'torch-mfac[demo]'") from None
     data: Any = load_digits()
     return torch.tensor(data.data, dtype=torch.float32) / 16, torch.tensor(data.target)

@@ -1,48 +1,32 @@
-"""A task by its name, its file or its module, checked as far as it can be without running it."""
+"""Loads a task by name, file or module, and checks what can be checked without running it."""
 
 import difflib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from mfac.app.tasks import checks
-from mfac.app.tasks.digits import digits
-from mfac.app.tasks.glue import glue
-from mfac.app.tasks.images import cifar10_resnet20, mnist
-from mfac.app.tasks.similarity import similarity
 from mfac.app.tasks.task import Task, TaskError
 
-BUILT_IN: dict[str, Callable[[], Task]] = {
-    "digits": digits,
-    "mnist": mnist,
-    "fashion-mnist": partial(mnist, "fashion-mnist"),
-    "cifar10-resnet20": cifar10_resnet20,
-    "glue-mrpc": partial(glue, "mrpc"),
-    "glue-stsb": similarity,
-    "glue-rte": partial(glue, "rte"),
-    "glue-sst2": partial(glue, "sst2"),
-}
+BUILT_IN = {"digits": "mfac.app.tasks.digits"}
 
 
 def load_task(spec: str) -> Task:
-    """The task of a name that is built in, of a file that ends in .py, or of a module ("package.module").
+    """The task of a built-in name, of a file that ends in .py, or of a module ("package.module").
 
-    Nothing is downloaded or built yet; a user's functions are called when they are needed, and what goes wrong in
-    `model` and the others (but `loss`, which is handed on as it is) is a TaskError with the file and the line.
+    All three have the same functions (see `mfac init`). They are called later, when a command needs them; an error in
+    any of them except `loss` becomes a TaskError with file and line.
 
     Raises:
-        TaskError: there is no such task, its file has an error, or it lacks one of the functions.
+        TaskError: there is no such task, its file has an error, or it lacks a required function.
     """
     if spec in BUILT_IN:
-        return BUILT_IN[spec]()
+        return _from_module(importlib.import_module(BUILT_IN[spec]), spec, "")
     if spec.endswith(".py") or "/" in spec or "\\" in spec:
-        path = Path(spec)
-        return _from_module(_import_file(path), path.stem, str(path))
+        return _from_module(_import_file(Path(spec)), Path(spec).stem, str(Path(spec)))
     return _from_module(_import_module(spec), spec, spec)
 
 
@@ -50,18 +34,16 @@ def _import_file(path: Path) -> ModuleType:
     if path.is_dir():
         raise TaskError(f"{path} is a folder; a task is a file (see `mfac init task.py`) or a module (package.module)")
     if not path.exists():
-        raise TaskError(f"there is no file {path}; `mfac init {path}` writes one to start from")
+        raise TaskError(f"there is no file {path}; `mfac init {path}` writes a task file to start from")
     if path.suffix != ".py":
-        raise TaskError(f"{path} does not end in .py; a task is a Python file, a module or one of {_names()}")
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:  # as for `python task.py`: its neighbours can be imported, now and in its functions
-        sys.path.insert(0, folder)
+        raise TaskError(f"{path} does not end in .py; a task is a Python file, a module or {_names()}")
+    _search(path.resolve().parent)  # as for `python task.py`: the file can import its neighbours
     name = f"mfac_task_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickles of what the file defines look it up there
+    sys.modules[name] = module  # dataclasses and pickling look it up there
     with checks.blaming(path, "importing it"):
         spec.loader.exec_module(module)
     return module
@@ -70,13 +52,11 @@ def _import_file(path: Path) -> ModuleType:
 def _import_module(name: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
         raise TaskError(_unknown(name))
-    folder = str(Path.cwd())
-    if folder not in sys.path and "" not in sys.path:  # as for `python -m package.module`
-        sys.path.insert(0, folder)
+    _search(Path.cwd())  # as for `python -m package.module`
     try:
         spec = importlib.util.find_spec(name)
-    except ModuleNotFoundError as error:  # of the package that it would be in, or of something the package imports
-        if error.name is not None and not f"{name}.".startswith(f"{error.name}."):
+    except ModuleNotFoundError as error:
+        if error.name is not None and not f"{name}.".startswith(f"{error.name}."):  # something that a package imports
             raise TaskError(f"importing {name}: {error}") from error
         spec = None
     if spec is None or spec.origin is None:
@@ -85,24 +65,27 @@ def _import_module(name: str) -> ModuleType:
         return importlib.import_module(name)
 
 
+def _search(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
 def _from_module(module: ModuleType, name: str, source: str) -> Task:
-    path = Path(module.__file__ or source)
-    shown = Path(source) if source.endswith(".py") else path
+    shown = Path(source) if source.endswith(".py") else Path(module.__file__ or source)
     members: dict[str, Any] = vars(module)
     checks.check_members(members, shown)
-    fields: dict[str, Any] = {
+    functions: dict[str, Any] = {
         key: checks.guarded(members[key], key, shown) for key in checks.FUNCTIONS if members.get(key) is not None
     }
-    options = {key: members[key] for key in checks.OPTIONS if key in members}
-    return Task(name=name, source=source, **fields, **options)
+    return Task(
+        name=name, source=source, **functions, **{key: members[key] for key in checks.OPTIONS if key in members}
+    )
 
 
 def _unknown(spec: str) -> str:
     close = difflib.get_close_matches(spec, BUILT_IN, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
-    return (
-        f"there is no task {spec!r}; {hint}A task is one of {_names()}, a file (task.py) or a module (package.module)"
-    )
+    return f"there is no task {spec!r}; {hint}a task is {_names()}, a file (task.py) or a module (package.module)"
 
 
 def _names() -> str:

@@ -1,47 +1,44 @@
-"""What is pruned or trained: a model, its batches, its loss, and how well it does."""
+"""A task: a model, its batches, its loss, and how to evaluate it."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
-
-from mfac.gradients.batches import Batch
-from mfac.gradients.one_batch import LossFn
 
 
 class TaskError(ValueError):
-    """A task that cannot be used: one line that says where, what was expected and what to do."""
+    """A task that cannot be used. The message is one line: where, what was expected, and what to do."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A model and its data, as every command takes them.
+    """A model and its data.
 
-    Random numbers (initial weights, the order of batches) come from torch's global state: whoever runs the task seeds
-    it, so that one seed gives one run and another seed another.
+    Random numbers (initial weights, the order of batches) come from the global random states, which a run seeds.
 
     Args:
-        name: for people and for the names of files.
-        model: makes the model, trained where there is a checkpoint of it.
-        train_batches: makes the batches; each pass over what it gives is an epoch, drawn anew.
+        name: shown to people and used in file names.
+        model: makes the model.
+        train_batches: makes an iterable of batches; one pass over it is an epoch.
         loss: (model, batch) -> scalar.
-        evaluate: model -> the task's measure, e.g. accuracy in [0, 1].
-        eval_batches: held-out batches for the loss (and the accuracy, where `evaluate` is None and the model gives
-            class scores).
-        optimizer: parameters -> optimizer, for fine-tuning.
-        measure: name of what `evaluate` gives.
-        higher_is_better: for `measure`.
-        source: the file or module that it came from; "" for those that are built in.
-        pretrain: trains a model that came fresh from `model`, in place: in seconds as a rule, for GLUE in minutes.
+        evaluate: model -> the measure, for example the accuracy.
+        eval_batches: makes held-out batches for the loss; also for the accuracy, if `evaluate` is None and the model
+            returns class scores.
+        optimizer: parameters -> optimizer, for training between the steps of gradual pruning.
+        measure: name of the number that `evaluate` returns.
+        higher_is_better: whether a higher measure is a better one.
+        source: the file or module that the task was loaded from; "" for a built-in task.
+        pretrain: trains a newly made model in place.
     """
 
     name: str
     model: Callable[[], nn.Module]
-    train_batches: Callable[[], Iterable[Batch]]
-    loss: LossFn
+    train_batches: Callable[[], Iterable[Any]]
+    loss: Callable[[nn.Module, Any], Tensor]
     evaluate: Callable[[nn.Module], float] | None = None
-    eval_batches: Callable[[], Iterable[Batch]] | None = None
+    eval_batches: Callable[[], Iterable[Any]] | None = None
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None
     measure: str = "accuracy"
     higher_is_better: bool = True

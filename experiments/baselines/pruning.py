@@ -1,0 +1,45 @@
+"""`mfac.prune` with the baselines among its methods: "wanda", "lobs", "kfac" (also without π) and "woodfisher"."""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from experiments.baselines.kronecker import Kronecker
+from experiments.baselines.layerwise import LayerwiseOBS, Wanda
+from experiments.baselines.woodfisher import WoodFisher
+from mfac.gradients.batches import Batch
+from mfac.gradients.losses import LossFn
+from mfac.layout import Masks
+from mfac.pruning.budget import Sparsity
+from mfac.pruning.options import PruningOptions
+from mfac.pruning.result import PruningResult
+from mfac.pruning.step import Pruner
+
+BASELINES: dict[str, Any] = {
+    "wanda": Wanda,
+    "lobs": LayerwiseOBS,
+    "kfac": Kronecker,
+    "kfac without π": partial(Kronecker, balance=False),
+    "woodfisher": WoodFisher,
+}
+
+
+def prune(
+    model: nn.Module,
+    loss_fn: LossFn,
+    batches: Iterable[Batch],
+    sparsity: Sparsity,
+    *,
+    method: str = "mfac",
+    masks: Masks = None,
+    **options: Any,
+) -> PruningResult:
+    """Prunes by a method of `mfac.prune` or by a baseline; `options` are those of `PruningOptions`."""
+    if method not in BASELINES:
+        return Pruner(model, loss_fn, batches, sparsity, PruningOptions(method=method, **options), masks).run()
+    if options.get("damping") == "auto":
+        raise ValueError(f"damping=\"auto\" requires method 'mfac'; give method {method!r} a number")
+    chosen = PruningOptions(**options)
+    return Pruner(model, loss_fn, batches, sparsity, chosen, masks, BASELINES[method](loss_fn, chosen)).run()

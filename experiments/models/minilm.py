@@ -1,0 +1,78 @@
+"""A small pretrained BERT (paraphrase-MiniLM-L3-v2), from the files in the data folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from experiments.datasets.folder import MissingData, find
+from mfac.app.tasks import TaskError
+
+STORED_ONLY = ("model_type", "pooler", "stored_dtype", "architectures", "transformers_version", "_name_or_path")
+
+
+def minilm_classifier(labels: int) -> nn.Module:
+    """The encoder under a fresh pooler and classifier, in eval mode.
+
+    Embeddings are frozen, which leaves 5.5 of 17.3 million weights to train: their gradients are nearly all zero.
+    """
+    transformers = require_transformers()
+    model: Any = transformers.BertForSequenceClassification(_config(num_labels=labels))
+    _load(model.bert)
+    return model.eval()
+
+
+def minilm_encoder() -> nn.Module:
+    """The encoder alone, as it was trained, embeddings frozen."""
+    encoder: nn.Module = require_transformers().BertModel(_config(), add_pooling_layer=False)
+    _load(encoder)
+    return encoder
+
+
+def _config(**more: Any) -> Any:
+    transformers = require_transformers()
+    fields = json.loads(find("minilm-l3", "minilm-l3", "config.json").read_text())
+    return transformers.BertConfig(**{key: value for key, value in fields.items() if key not in STORED_ONLY}, **more)
+
+
+def _load(encoder: Any) -> None:
+    folder = find("minilm-l3", "minilm-l3", "config.json").parent
+    missing, spare = encoder.load_state_dict(_read_weights(folder), strict=False)
+    lost = [key for key in missing if not key.startswith("pooler.")] + list(spare)
+    if lost:
+        raise TaskError(f"the weights in {folder} do not fit its config.json: {', '.join(lost[:3])} ...")
+    encoder.embeddings.requires_grad_(False)
+
+
+def tokenizer() -> Any:
+    return require_transformers().BertTokenizer(vocab=str(find("minilm-l3", "minilm-l3", "vocab.txt")))
+
+
+def require_transformers() -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise TaskError("the tasks of GLUE need transformers: pip install 'torch-mfac[transformers]'") from None
+    return transformers
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    """In float32: from Hugging Face's model.safetensors, or from an .npz of the same names."""
+    packed = folder / "paraphrase-MiniLM-L3-v2.fp16.npz"
+    if packed.exists():
+        with np.load(packed) as arrays:
+            tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+    elif (folder / "model.safetensors").exists():
+        from safetensors.torch import load_file
+
+        tensors = {name.removeprefix("bert."): value for name, value in load_file(folder / "model.safetensors").items()}
+    else:
+        raise MissingData(
+            f"{folder} has no weights; `python -m experiments.datasets minilm-l3` fetches model.safetensors, "
+            "or put it there by hand"
+        )
+    left_out = ("pooler.", "embeddings.position_ids", "embeddings.token_type_ids")
+    return {name: value.float() for name, value in tensors.items() if not name.startswith(left_out)}

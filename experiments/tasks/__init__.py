@@ -1,0 +1,1 @@
+"""Tasks on public data for the command line: `mfac prune experiments.tasks.mnist`."""

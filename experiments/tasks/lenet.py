@@ -1,0 +1,45 @@
+"""LeNet-300-100 on MNIST or Fashion-MNIST."""
+
+from functools import cache, partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from experiments.data import ImageBatches
+from experiments.datasets.folder import data_folder
+from experiments.datasets.images import Normalisation, load_mnist
+from experiments.models.mlp import LENET, mlp
+from mfac.app.tasks import Task
+from mfac.app.tasks.classification import accuracy, cross_entropy, train
+
+BATCH_SIZE = 128
+# Mean and standard deviation of all pixels of the training images.
+PIXELS = {"mnist": Normalisation((0.1307,), (0.3081,)), "fashion-mnist": Normalisation((0.2860,), (0.3530,))}
+
+
+def lenet_task(name: str) -> Task:
+    """LeNet-300-100, 266,610 weights, on the 60,000 images of "mnist" or "fashion-mnist"."""
+
+    def train_batches() -> ImageBatches:
+        return ImageBatches(*_read(name, "train", data_folder()), BATCH_SIZE, PIXELS[name], shuffle=True)
+
+    def eval_batches() -> ImageBatches:
+        return ImageBatches(*_read(name, "test", data_folder()), 1000, PIXELS[name])
+
+    return Task(
+        name=name,
+        model=lambda: mlp(LENET),
+        train_batches=train_batches,
+        loss=cross_entropy,
+        evaluate=lambda model: accuracy(model, eval_batches()),
+        eval_batches=eval_batches,
+        optimizer=partial(torch.optim.Adam, lr=5e-4),
+        pretrain=lambda model: train(model, train_batches(), epochs=4, lr=1e-3),
+    )
+
+
+@cache
+def _read(name: str, split: str, folder: Path) -> tuple[Tensor, Tensor]:
+    """Reads once per folder: `folder` is only part of the cache's key."""
+    return load_mnist(split, name)

@@ -1,0 +1,231 @@
+"""The commands on a task: `mfac prune`, `mfac train` and `mfac plan`."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mfac.app.cli.display import ProgressDisplay, show_run
+from mfac.app.cli.options import RUN_PANEL as RUN
+from mfac.app.cli.options import AsJson, Fresh, Out, TaskArgument, command_line, number_or_word, option, with_options
+from mfac.app.plan import make_plan
+from mfac.app.report import write_page
+from mfac.app.runs.environment import choose_device
+from mfac.app.runs.folder import REPORT, read_run
+from mfac.app.runs.optimizers import DEFAULTS, OPTIMIZERS, WINDOWS, OptimizerSettings
+from mfac.app.runs.pruning import SCHEDULES, PruningSettings
+from mfac.app.runs.run import run_task
+from mfac.app.runs.training import SCHEDULES as TRAINING_SCHEDULES
+from mfac.app.runs.training import TrainingSettings
+from mfac.app.tasks import Task, load_task
+from mfac.pruning.options import METHODS, ORDERS, SCOPES, UPDATES, PruningOptions
+from mfac.pruning.prune import prune as library_prune
+
+WHAT, HOW, GRADUAL, OPTIMIZER, LENGTH = "What is pruned", "How it is chosen", "Gradual pruning", "Optimizers", "Length"
+FOR_PRUNE, FOR_TRAIN = "For mfac prune", "For mfac train"
+FISHERS = ("empirical", "sampled")
+GRADUAL_RECOMPUTATIONS = 4
+EACH = "VALUE|NAME=VALUE"
+NAMES = ("mfac", "sgd")
+
+# The options of `mfac.prune` that are options of the command, too.
+LIBRARY = (
+    option(library_prune, "pattern", str, WHAT),
+    option(library_prune, "scope", str, WHAT, choices=SCOPES),
+    option(library_prune, "targets", list[str], WHAT, flag="--target"),
+    option(library_prune, "ignore", list[str], WHAT),
+    option(
+        library_prune, "recomputations", int, HOW, default=None, min=1,
+        show_default=f"{PruningOptions().recomputations}, or {GRADUAL_RECOMPUTATIONS} with --gradual",
+    ),
+    option(library_prune, "num_grads", int, HOW, min=1),
+    option(library_prune, "block_size", str, HOW, parse=number_or_word),
+    option(library_prune, "damping", str, HOW, parse=number_or_word),
+    option(library_prune, "update", str, HOW, choices=UPDATES),
+    option(library_prune, "order", str, HOW, choices=ORDERS),
+    option(library_prune, "per_sample", bool, HOW),
+    option(library_prune, "fisher", str, HOW, choices=FISHERS),
+    option(library_prune, "rows_dir", str, HOW, metavar="FOLDER"),
+)  # fmt: skip
+
+
+@with_options(
+    option(PruningSettings, "sparsities", list[float], WHAT, flag="--sparsity", min=0, max=1, show_default="0.9"),
+    *LIBRARY[:4],
+    option(PruningSettings, "methods", list[str], HOW, flag="--method", choices=METHODS),
+    *LIBRARY[4:],
+    option(PruningSettings, "gradual", bool, GRADUAL),
+    option(PruningSettings, "steps", int, GRADUAL, min=1),
+    option(PruningSettings, "schedule", str, GRADUAL, choices=tuple(SCHEDULES)),
+    option(PruningSettings, "epochs", int, GRADUAL, min=1),
+    option(PruningSettings, "lr", float, GRADUAL, min=0),
+    option(PruningSettings, "momentum", float, GRADUAL, min=0),
+    option(PruningSettings, "checkpoint", str, RUN, metavar="FILE"),
+    option(PruningSettings, "seed", int, RUN, min=0),
+    option(PruningSettings, "device", str, RUN),
+    option(PruningSettings, "save_every", float, RUN, min=0),
+)
+def prune(
+    ctx: typer.Context, task: TaskArgument, out: Out = None, fresh: Fresh = False, as_json: AsJson = False, **given: Any
+) -> None:
+    """Prune a model: remove weights, update the remaining ones to compensate, and write weights, masks and a report.
+
+    Several methods and sparsities make a table. The run is saved as it goes: after Ctrl-C or a crash, the same command
+    resumes it, with exactly the same masks in the end.
+
+    \b
+    Examples:
+      mfac prune digits --sparsity 0.8 --sparsity 0.9 --method mfac --method magnitude
+      mfac prune task.py --checkpoint trained.pt --sparsity 0.9 --damping auto
+      mfac prune task.py --pattern 2:4 --ignore re:head
+      mfac prune task.py --sparsity 0.95 --gradual --steps 8 --epochs 2
+    """
+    if given["gradual"]:
+        given.setdefault("recomputations", GRADUAL_RECOMPUTATIONS)
+    names = [item.parameter.name for item in LIBRARY]
+    options = PruningOptions(**{name: given.pop(name) for name in names if name in given})
+    _run(ctx, load_task(task), PruningSettings(options, **given), out, fresh, as_json)
+
+
+def _defaults(key: str) -> str:
+    return ", ".join(f"{name} {values[key]:g}" for name, values in DEFAULTS.items() if key in values)
+
+
+def _by_name(key: str, given: tuple[str, ...], names: tuple[str, ...]) -> dict[str, float]:
+    """{optimizer: value} of options such as `--lr 0.1` (for all) and `--lr sgd=0.1`."""
+    values: dict[str, float] = {}
+    hint = f"--{key.replace('_', '-')}"
+    for text in sorted(given, key=lambda text: "=" in text):  # values for all first: those by name override them
+        name, _, number = text.rpartition("=")
+        if name and name not in names:
+            raise typer.BadParameter(f"{text!r}: {name} is not one of {', '.join(names)}", param_hint=hint)
+        try:
+            values |= dict.fromkeys([name] if name else names, float(number))
+        except ValueError:
+            raise typer.BadParameter(f"{text!r}: {number!r} is not a number", param_hint=hint) from None
+    return values
+
+
+@with_options(
+    option(TrainingSettings, "optimizers", list[str], OPTIMIZER, flag="--optimizer", default=NAMES, choices=OPTIMIZERS),
+    *(
+        option(OptimizerSettings, key, list[str], OPTIMIZER, metavar=EACH, show_default=_defaults(key))
+        for key in ("lr", "momentum", "weight_decay")
+    ),
+    option(OptimizerSettings, "num_grads", int, OPTIMIZER, min=1, default=DEFAULTS["mfac"]["num_grads"]),
+    option(OptimizerSettings, "damping", float, OPTIMIZER, min=0, default=DEFAULTS["mfac"]["damping"]),
+    option(OptimizerSettings, "window", str, OPTIMIZER, choices=tuple(WINDOWS), default=DEFAULTS["mfac"]["window"]),
+    option(TrainingSettings, "schedule", str, OPTIMIZER, choices=TRAINING_SCHEDULES),
+    option(TrainingSettings, "epochs", int, LENGTH, min=1),
+    option(TrainingSettings, "steps", int, LENGTH, min=1),
+    option(TrainingSettings, "eval_every", int, LENGTH, min=1, show_default="an epoch, or a tenth of --steps"),
+    option(TrainingSettings, "checkpoint", str, RUN, metavar="FILE"),
+    option(TrainingSettings, "seeds", list[int], RUN, flag="--seed", min=0),
+    option(TrainingSettings, "device", str, RUN),
+    option(TrainingSettings, "save_every", float, RUN, min=0),
+)
+def train(
+    ctx: typer.Context, task: TaskArgument, out: Out = None, fresh: Fresh = False, as_json: AsJson = False, **given: Any
+) -> None:
+    """Train a task with several optimizers side by side, from the same weights and with the same batches.
+
+    The run is saved as it goes: after Ctrl-C or a crash, the same command resumes it, with exactly the same weights in
+    the end.
+
+    \b
+    Examples:
+      mfac train digits
+      mfac train digits --optimizer mfac --optimizer sgd --optimizer adam --seed 0 --seed 1
+      mfac train task.py --optimizer mfac --optimizer task --lr mfac=1.0 --damping 0.05 --epochs 20
+    """
+    names = given.pop("optimizers", NAMES)
+    by_name = {key: _by_name(key, given.pop(key, ()), names) for key in ("lr", "momentum", "weight_decay")}
+    shared = {key: given.pop(key) for key in ("num_grads", "damping", "window")}
+    optimizers = []
+    for name in names:
+        own: dict[str, Any] = {key: values.get(name) for key, values in by_name.items()}
+        optimizers.append(OptimizerSettings(name, **own, **shared))
+    _run(ctx, load_task(task), TrainingSettings(tuple(optimizers), **given), out, fresh, as_json)
+
+
+def _run(
+    ctx: typer.Context,
+    task: Task,
+    settings: PruningSettings | TrainingSettings,
+    out: Path | None,
+    fresh: bool,
+    as_json: bool,
+) -> None:
+    """Runs, writes the report, and shows the results.
+
+    Raises:
+        KeyboardInterrupt: it was interrupted; the message says how to resume.
+    """
+    folder = out or Path("runs") / f"{task.name}-{settings.kind}"
+    was_finished = not fresh and bool((_partial_record(folder) or {}).get("finished"))
+    try:
+        with ProgressDisplay() as watcher:
+            record = run_task(task, settings, folder, command=command_line(ctx), fresh=fresh, watcher=watcher)
+    except KeyboardInterrupt:
+        present = _partial_record(folder)
+        if present and present["cells"]:
+            write_page([present], folder / REPORT)
+        shown = f" ({folder / REPORT})" if present and present["cells"] else ""
+        raise KeyboardInterrupt(f"results so far are in {folder}{shown}; the same command resumes the run") from None
+    write_page([record], folder / REPORT)
+    if as_json:
+        typer.echo(json.dumps({**record, "folder": str(folder), "report": str(folder / REPORT)}, allow_nan=False))
+        return
+    if was_finished:
+        typer.echo(f"{folder} is already finished; --fresh starts it over.")
+    show_run(record)
+    typer.echo(f"Report: {folder / REPORT}")
+
+
+def _partial_record(folder: Path) -> dict[str, Any] | None:
+    """The record in the folder, if there is a valid one."""
+    try:
+        return read_run(folder)
+    except (ValueError, OSError):
+        return None
+
+
+@with_options(
+    option(make_plan, "num_grads", int, min=1),
+    option(make_plan, "block_size", str, FOR_PRUNE, parse=number_or_word),
+    option(make_plan, "recomputations", int, FOR_PRUNE, min=1),
+    option(make_plan, "sparsity", float, FOR_PRUNE, min=0, max=1),
+    option(make_plan, "targets", list[str], FOR_PRUNE, flag="--target"),
+    option(make_plan, "ignore", list[str], FOR_PRUNE),
+    option(make_plan, "per_sample", bool, FOR_PRUNE),
+    option(make_plan, "on_disk", bool, FOR_PRUNE),
+    option(make_plan, "window", str, FOR_TRAIN, choices=tuple(WINDOWS), show_default="as the weights"),
+    option(make_plan, "momentum", float, FOR_TRAIN, min=0),
+    option(make_plan, "steps", int, FOR_TRAIN, min=1),
+    option(PruningSettings, "device", str, RUN),
+)
+def plan(
+    task: TaskArgument,
+    for_training: Annotated[
+        bool, typer.Option("--train", help="Plan `mfac train` with the optimizer mfac, instead of `mfac prune`.")
+    ] = False,
+    as_json: AsJson = False,
+    **given: Any,
+) -> None:
+    """Estimate the memory and time of a run, before anything large is allocated.
+
+    Times come from a few real gradients and short samples of the algebra on this machine. If the settings do not fit in
+    memory, the output names some that do.
+
+    \b
+    Examples:
+      mfac plan digits
+      mfac plan task.py --num-grads 1024 --block-size none --on-disk
+      mfac plan task.py --train --num-grads 1024 --window bfloat16
+    """
+    device = choose_device(given.pop("device"))
+    if "window" in given:
+        given["window"] = WINDOWS[given["window"]]
+    figures = make_plan(load_task(task), kind="train" if for_training else "prune", device=device, **given)
+    typer.echo(json.dumps(figures.as_dict(), indent=1) if as_json else figures.text())

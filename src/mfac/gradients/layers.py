@@ -1,0 +1,250 @@
+"""Layers that leave `vmap`, so that their per-sample weight gradients go straight into the rows of G.
+
+Inside `vmap` the model sees one sample. A call of a linear, embedding or convolution layer is caught on the way and
+runs outside, on plain tensors that hold all c samples, as one ordinary batch. Its inputs and the place of its output in
+the autograd graph are kept: once the gradient of the output is known, each sample's weight gradient follows from them.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.autograd.function import Function
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn import functional as F
+from torch.nn import grad as conv_grad
+from torch.overrides import TorchFunctionMode
+
+CACHED = 1 << 18  # numbers of weight gradients that are formed at a time on a CPU
+BACKWARD = "the loss function calls backward or grad itself"
+REFUSED = {
+    torch.autograd.grad: BACKWARD,
+    torch.autograd.backward: BACKWARD,
+    Tensor.backward: BACKWARD,
+    Tensor.register_hook: "a tensor has a backward hook, which expects the gradient of one sample",
+}
+
+
+class Rows:
+    """The rows of c samples, which hold zeros: the first gradient of a parameter (an id) is copied, others are added.
+
+    `bound` is at least as large as any number in the rows: finite if they are, and much cheaper than reading them.
+    """
+
+    def __init__(self, rows: Sequence[Float[Tensor, "d"]], slots: dict[int, slice]):
+        self.rows, self.slots = rows, slots
+        self.bound = torch.zeros((), device=rows[0].device)
+        self._written: set[int] = set()
+
+    def add(self, parameter: int, value: Float[Tensor, "c ..."]) -> None:
+        self.bound += _largest(value)
+        self._put(parameter, value, self._is_first(parameter))
+
+    def add_linear(self, parameter: int, x: Float[Tensor, "c t i"], dy: Float[Tensor, "c t o"]) -> None:
+        """Adds dyᵀx for each sample, a few samples at a time on a CPU so that products stay in the cache."""
+        self.bound += _largest(dy) * _largest(x) * x.shape[1]
+        first, c = self._is_first(parameter), len(x)
+        if first and x.shape[1] == 1 and x.device.type == "cpu":  # bound by memory: each number is written once
+            for row, left, right in zip(self.rows, dy.mT, x.to(dy.dtype), strict=True):
+                torch.mul(left, right, out=row[self.slots[parameter]].view(len(left), -1))
+            return
+        count = max(1, CACHED // (dy.shape[2] * x.shape[2])) if x.device.type == "cpu" else c
+        for start in range(0, c, count):
+            left, right = dy[start : start + count].mT, x[start : start + count].to(dy.dtype)
+            self._put(parameter, torch.bmm(left, right), first, start)
+
+    def add_embedding(
+        self, parameter: int, lines: Int[Tensor, "c t"], dy: Float[Tensor, "c t e"], padding: int | None
+    ) -> None:
+        """Adds dy[s, t] to line lines[s, t]; repeated lines in their order, so that bits are the same in every run."""
+        if padding is not None:
+            dy = dy.masked_fill((lines == padding).unsqueeze(2), 0)
+        self.bound += _largest(dy) * lines.shape[1]
+        self._written.add(parameter)
+        slot = self.slots[parameter]
+        for row, at, value in zip(self.rows, lines.unbind(), dy.unbind(), strict=True):
+            table = row[slot].view(-1, dy.shape[2])
+            if row.device.type == "cpu":
+                table.index_add_(0, at, value.to(row.dtype))
+            else:  # sorts there, where index_add_ does not keep the order
+                table.index_put_((at,), value.to(row.dtype), accumulate=True)
+
+    def add_convolution(
+        self, parameter: int, x: Float[Tensor, "c n i ..."], dy: Float[Tensor, "c n o ..."],
+        gradient: Callable[[Tensor, Tensor], Tensor],
+    ) -> None:  # fmt: skip
+        self.add(parameter, torch.func.vmap(gradient)(x.to(dy.dtype), dy))
+
+    def _is_first(self, parameter: int) -> bool:
+        first = parameter not in self._written
+        self._written.add(parameter)
+        return first
+
+    def _put(self, parameter: int, value: Float[Tensor, "n ..."], first: bool, start: int = 0) -> None:
+        slot = self.slots[parameter]
+        places = [row[slot] for row in self.rows[start : start + len(value)]]
+        write = torch._foreach_copy_ if first else torch._foreach_add_
+        write(places, value.reshape(len(value), -1).to(places[0].dtype).unbind())
+
+
+Write = Callable[..., None]
+
+
+class Use(NamedTuple):
+    """A call of a layer: `write(rows, dy)` adds its weight gradients, given that of the output."""
+
+    output: GradientEdge
+    write: Write
+
+
+class BranchError(Exception):
+    """The samples of a chunk take different branches at an `if`; `taken` says which."""
+
+    def __init__(self, taken: Bool[Tensor, "c"]):
+        super().__init__("the samples of a chunk take different branches")
+        self.taken = taken
+
+
+class Interception(TorchFunctionMode):
+    """Catches layers by the ids of their weights, attention, and branches on data; notes the layers in `uses`.
+
+    `each` is a tensor that `vmap` maps over, which makes every caught call a mapped one.
+    """
+
+    def __init__(self, caught: set[int], each: Tensor, uses: list[Use]):
+        super().__init__()
+        self.caught, self.each, self.uses = caught, each, uses
+        self._rules: dict[Any, Callable[..., Any]] = {
+            F.linear: self._linear,
+            F.embedding: self._embedding,
+            torch.conv1d: partial(self._convolution, F.conv1d, conv_grad.conv1d_weight),
+            torch.conv2d: partial(self._convolution, F.conv2d, conv_grad.conv2d_weight),
+            torch.conv3d: partial(self._convolution, F.conv3d, conv_grad.conv3d_weight),
+            F.scaled_dot_product_attention: self._attention,
+            Tensor.__bool__: self._branch,
+        }
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in REFUSED:
+            raise RuntimeError(REFUSED[func])
+        if kwargs.get("generator") is not None:  # drawn once for a chunk, each sample would have other numbers
+            raise RuntimeError(f"{func.__name__} draws from a generator of its own, whose state goes from call to call")
+        rule = self._rules.get(func)
+        result = NotImplemented if rule is None else rule(*args, **kwargs)
+        return func(*args, **kwargs) if result is NotImplemented else result
+
+    def _run(
+        self, layer: Callable[..., Tensor], add: Write, x: Tensor, dims: int, weight: Tensor, bias: Tensor | None
+    ) -> Any:
+        """layer(x, weight, bias) outside of `vmap`, where a single input has `dims` dimensions."""
+        if id(weight) not in self.caught:
+            return NotImplemented
+        caught = bias if id(bias) in self.caught else None
+
+        def outside(x: Tensor) -> Tensor:
+            c, at = len(x), x.ndim - dims
+            flat = x.reshape(-1, *x.shape[at:])
+
+            def write(rows: Rows, dy: Tensor) -> None:
+                dy = dy.unflatten(0, (c, -1))
+                add(rows, id(weight), flat.detach().unflatten(0, (c, -1)), dy)
+                if caught is not None:
+                    rows.add(id(caught), dy.sum((1, *range(3, dy.ndim))))
+
+            y = layer(flat, weight.detach().requires_grad_(), None if caught is None else caught.detach())
+            if y.requires_grad:  # not under no_grad
+                self.uses.append(Use(get_gradient_edge(y), write))
+            return y.view(*x.shape[:at], *y.shape[1:])
+
+        y: Tensor = Outside.apply(outside, x, self.each)
+        return y if bias is None or caught is not None else y + bias.view(-1, *[1] * (weight.ndim - 2))
+
+    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+        return self._run(F.linear, Rows.add_linear, input, 1, weight, bias)
+
+    def _embedding(
+        self, input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
+        norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
+    ) -> Any:  # fmt: skip
+        padding = padding_idx % len(weight) if padding_idx is not None else None
+        if id(weight) in self.caught and max_norm is None and not scale_grad_by_freq:
+            return self._run(F.embedding, partial(Rows.add_embedding, padding=padding), input, 0, weight, None)
+        y = F.embedding(input, weight, None, max_norm, norm_type, scale_grad_by_freq, sparse)
+        # vmap's rule takes the padding entry of the first sample only.
+        return y if padding is None else torch.where((input == padding).unsqueeze(-1), y.detach(), y)
+
+    def _convolution(
+        self, layer: Any, gradient: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None,
+        stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
+    ) -> Any:  # fmt: skip
+        if isinstance(padding, str) or input.ndim != weight.ndim:
+            return NotImplemented
+        options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+        of_weight = lambda x, dy: gradient(x, weight.shape, dy, **options)  # noqa: E731
+        add = partial(Rows.add_convolution, gradient=of_weight)
+        return self._run(partial(layer, **options), add, input, weight.ndim - 1, weight, bias)
+
+    def _attention(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *rest: Any, **options: Any
+    ) -> Any:
+        """As one batch: `vmap` has no rule for the fused kernels and would run them sample by sample."""
+        if query.ndim != 4 or key.ndim != 4 or value.ndim != 4:
+            return NotImplemented
+        if attn_mask is not None:
+            shape = (1,) * (4 - attn_mask.ndim) + attn_mask.shape
+            attn_mask = attn_mask.reshape(shape).expand(len(query), -1, -1, -1)
+
+        def outside(query: Tensor, *others: Tensor | None) -> Tensor:
+            c = len(query)
+            folded = [None if x is None else (x if x.ndim > 4 else x.expand(c, *x.shape)).flatten(0, 1) for x in others]
+            attention: Any = F.scaled_dot_product_attention
+            y: Tensor = attention(query.flatten(0, 1), *folded, *rest, **options)
+            return y.unflatten(0, query.shape[:2])
+
+        return Outside.apply(outside, query, self.each, key, value, attn_mask)
+
+    def _branch(self, condition: Tensor) -> Any:
+        if condition.numel() != 1:
+            return NotImplemented
+        answers: list[bool] = []
+
+        def outside(condition: Tensor) -> Tensor:
+            taken = condition.detach().reshape(-1).bool()
+            answers.append(bool(taken.any()))
+            if answers[0] != bool(taken.all()):
+                raise BranchError(taken)
+            return condition
+
+        Outside.apply(outside, condition, self.each)
+        return answers[0]
+
+
+class Outside(Function):
+    """function(x, *rest) outside of `vmap`, on plain tensors with the mapped dimension first; x is always expanded."""
+
+    @staticmethod
+    def forward(function: Any, x: Tensor, each: Tensor, *rest: Any) -> Tensor:
+        raise AssertionError("a layer was caught outside vmap")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, function: Any, x: Tensor, each: Tensor, *rest: Any) -> Any:
+        whole = _first(x, in_dims[1]) if in_dims[1] is not None else x.expand(info.batch_size, *x.shape)
+        return function(whole, *(_first(value, dim) for value, dim in zip(rest, in_dims[3:], strict=True))), 0
+
+
+def _first(value: Any, dim: int | None) -> Any:
+    return value if dim is None else value.movedim(dim, 0)
+
+
+def _largest(x: Tensor) -> Float[Tensor, ""]:
+    """The largest absolute value; NaN if there is one."""
+    low, high = x.aminmax()
+    return torch.maximum(-low, high)

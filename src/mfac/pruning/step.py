@@ -1,0 +1,365 @@
+"""Pruning one step at a time: measure, score, choose, remove, and look at the loss; as a whole or not at all."""
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from mfac.columns import Ranks, ranks_of
+from mfac.distributed.exchange import accumulate_share, check_ranks, collect_share
+from mfac.distributed.shared_curvature import SharedCurvature
+from mfac.distributed.shares import ColumnShare, column_shares, shares_at
+from mfac.fisher_blocks import FisherBlocks
+from mfac.gradient_file import GradientFile
+from mfac.gradients import accumulate_fisher, collect_gradients
+from mfac.gradients.batches import Batch, move
+from mfac.gradients.collection import Collection
+from mfac.gradients.losses import LossFn
+from mfac.gradients.model_state import evaluation
+from mfac.layout import Masks, ParameterLayout
+from mfac.pruning.batch_norm import average_statistics, recalibrate
+from mfac.pruning.batch_stream import BatchStream, generator_state, set_generator_state
+from mfac.pruning.budget import Pool, Sparsity, least_kept, plan_steps
+from mfac.pruning.curvature import Curvature, FisherCurvature
+from mfac.pruning.dampings import choose_damping
+from mfac.pruning.options import PruningOptions
+from mfac.pruning.patterns import Slices, parse_pattern
+from mfac.pruning.result import PruningResult, StepRecord
+from mfac.pruning.selection import Selection
+from mfac.pruning.weights import MaskedWeights, choose_targets
+
+RANK_SEEDS = 1_000_003  # between the random states of two ranks; more than the steps of any run
+# Float32 rows beyond twice the block size take more memory than float64 sums of the blocks.
+ROWS_PER_BLOCK_SIZE = 2
+DEFAULTS = PruningOptions()
+
+Rows = Tensor | GradientFile | FisherBlocks
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a method sees of one step: its number (from 1), the weights, those that are kept, and the batches."""
+
+    number: int
+    weights: MaskedWeights
+    layout: ParameterLayout
+    stream: BatchStream
+    folder: str | None
+
+
+class Method(Protocol):
+    """How the weights are judged: `measure` takes the data, `curvature` makes scores and updates of it."""
+
+    def measure(self, step: Step) -> Any:
+        """Gradients, or whatever else the method goes by."""
+
+    def curvature(self, step: Step, measured: Any) -> Curvature:
+        """The curvature of the kept weights."""
+
+
+class Pruner:
+    """Prunes a model in place, one step at a time, and can be saved and resumed between steps.
+
+    `prune`, `GradualPruner` and the command line all run it. If a step fails or is interrupted, the model and the masks
+    are as the step before left them. A resumed run has the same masks and weights as an undisturbed one, bit for bit:
+    build it with the same arguments, and load its state and the model's.
+
+    Args:
+        model: pruned in place.
+        loss_fn: (model, batch) -> scalar.
+        batches: any iterable, consumed pass after pass.
+        sparsity: as for `mfac.prune`.
+        options: all else that `mfac.prune` takes.
+        masks: {name or parameter: bool tensor}, False where a weight is removed already.
+        method: takes the place of `options.method`; see `Method`.
+
+    Raises:
+        ValueError: an argument that does not fit; with a process group, on every rank.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        batches: Iterable[Batch],
+        sparsity: Sparsity,
+        options: PruningOptions = DEFAULTS,
+        masks: Masks = None,
+        method: Method | None = None,
+    ):
+        self.options = options
+        self._ranks = ranks = Ranks() if options.process_group is None else ranks_of(options.process_group)
+        with self._together("checking the arguments"):
+            if isinstance(sparsity, Mapping) and options.targets is not None:
+                raise ValueError("sparsity by name says what is pruned; leave targets out")
+            targets = list(sparsity) if isinstance(sparsity, Mapping) else options.targets
+            self.weights = MaskedWeights(model, choose_targets(model, targets, options.ignore), masks)
+            self.plan = plan_steps(self.weights, sparsity, options)
+            floors = least_kept(self.weights.masks, options.floor)
+            self._selection = Selection(parse_pattern(options.pattern), options.order, floors)
+            fisher = FisherMethod(loss_fn, options, ranks)
+            fisher.check(self.weights)
+            self._method: Method = method or (Magnitude() if options.method == "magnitude" else fisher)
+            self.stream = batches if isinstance(batches, BatchStream) else BatchStream(batches, self._seed())
+            self.stream.needed = f" ({self.total} recomputations need {self.total * options.num_grads} gradients)"
+            self._start = self.stream.drawn
+            self._loss_fn, self._loss_batches = loss_fn, self.stream.peek(options.loss_batches)
+        if ranks.size > 1:
+            fisher.check_ranks(self.weights, sparsity)
+            for buffer in model.buffers():  # running statistics differ after training under DDP
+                ranks.from_first_(buffer)
+        self.result = PruningResult({**self.weights.other_masks, **self.weights.masks}, tuple(self.weights.targets))
+
+    @property
+    def total(self) -> int:
+        return len(self.plan)
+
+    @property
+    def steps_done(self) -> int:
+        return len(self.result.history)
+
+    @property
+    def done(self) -> bool:
+        return self.steps_done == self.total
+
+    def run(self, on_step: Callable[[PruningResult], None] | None = None) -> PruningResult:
+        """Takes all steps that are left; `on_step` is called with the result so far after each of them."""
+        while not self.done:
+            self.step()
+            if on_step is not None:
+                with self._together("on_step"):
+                    on_step(self.result)
+        return self.result
+
+    @torch.no_grad()
+    def step(self) -> StepRecord:
+        """Takes the next step.
+
+        Raises:
+            ValueError: the loss of the model is not finite, or there are too few batches.
+            RuntimeError: a loss or a gradient became non-finite, or all steps are done.
+        """
+        if self.done:
+            raise RuntimeError(f"all {self.total} steps are done; build another Pruner for a higher sparsity")
+        history = self.result.history
+        loss = history[-1].loss_after if history else self._mean_loss()
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"the loss of the model is {loss} before anything is pruned: the model has diverged, or a batch is "
+                "broken; nothing was changed"
+            )
+        rows_dir = self.options.rows_dir
+        with tempfile.TemporaryDirectory(prefix="mfac-rows-", dir=rows_dir) if rows_dir else nullcontext() as folder:
+            step = Step(self.steps_done + 1, self.weights, self.weights.layout(), self.stream, folder)
+            record = self._take(step, self.plan[self.steps_done], loss)
+        history.append(record)
+        self.result.masks.update(self.weights.masks)
+        return record
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the run is, as plain values and tensors for `torch.save`; the model's weights are not part of it."""
+        return {
+            "plan": self._plain_plan(),
+            "masks": {name: mask.clone() for name, mask in self.weights.masks.items()},
+            "history": [asdict(record) for record in self.result.history],
+            "start": self._start,
+            "stream": self.stream.state_dict(),
+            "bn_generator": generator_state(self.options.bn_batches),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resumes from a saved state; load the model's weights as well, before or after.
+
+        Batches that were drawn before are read again and skipped.
+
+        Raises:
+            ValueError: the state belongs to a run with other arguments; nothing is changed then.
+        """
+        if state.get("plan") != self._plain_plan():
+            raise ValueError("the state was saved by a run with another plan; build it with the same arguments")
+        self.stream.load_state_dict(state["stream"], state["start"])
+        self._start = state["start"]
+        self._loss_batches = self.stream.peek(self.options.loss_batches)
+        self.stream.skip_to(state["stream"]["drawn"])
+        set_generator_state(self.options.bn_batches, state["bn_generator"])
+        self.weights.masks = {name: mask.to(self.weights.device) for name, mask in state["masks"].items()}
+        self.result.masks.update(self.weights.masks)
+        self.result.history[:] = [StepRecord(**record) for record in state["history"]]
+
+    def _together(self, what: str) -> AbstractContextManager[None]:
+        """A block that fails on every rank if it fails on one."""
+        return self._ranks.together(what) if self._ranks.size > 1 else nullcontext()
+
+    def _plain_plan(self) -> list[list[Any]]:
+        return [[[list(pool.names), pool.keep] for pool in pools] for pools in self.plan]
+
+    def _seed(self) -> int | None:
+        """Loaders that shuffle by the random state give different batches on every rank."""
+        return None if self.options.seed is None else self.options.seed + RANK_SEEDS * self._ranks.rank
+
+    def _take(self, step: Step, pools: Sequence[Pool], loss: float) -> StepRecord:
+        start = time.perf_counter()
+        measured = self._method.measure(step)
+        gradient_seconds = time.perf_counter() - start
+        weights, layout = step.weights, step.layout
+        theta = weights.vector(layout)
+        curvature = self._method.curvature(step, measured)
+        removed = self._selection.choose(curvature, theta, layout, weights.masks, pools)
+        gone: Bool[Tensor, " d"] = weights.row_of(layout, removed)
+        if self._ranks.size > 1:  # all choose by the same numbers; ties are broken as on the first rank
+            self._ranks.from_first_(gone)
+            removed = layout.unflatten(gone)
+        delta, predicted = curvature.remove(theta, gone, self.options.update)
+        loss_after = self._write(layout, theta + delta, removed)
+        return StepRecord(
+            step=step.number,
+            removed=int(gone.sum()),
+            sparsity=weights.sparsity,
+            loss_before=loss,
+            loss_after=loss_after,
+            predicted_increase=predicted,
+            damping=curvature.damping,
+            seconds=time.perf_counter() - start,
+            gradient_seconds=gradient_seconds,
+        )
+
+    def _write(self, layout: ParameterLayout, theta: Float[Tensor, " d"], removed: Mapping[str, Tensor]) -> float:
+        """Writes the weights and masks; returns the loss after it."""
+        with self.weights.all_or_nothing():
+            with self._together("writing the weights"):
+                self.weights.write(layout, theta, removed)
+            if self.options.bn_batches is not None:
+                with self._together("batch-norm statistics"):
+                    norms = recalibrate(self.weights.model, self.options.bn_batches)
+                if self._ranks.size > 1:
+                    average_statistics(norms, self._ranks.sum_)
+            loss = self._mean_loss()
+            if not math.isfinite(loss):
+                raise RuntimeError(
+                    f"the loss became {loss} in this step, which is undone: the weights are those of the step before; "
+                    "use a larger damping, more recomputations, or a lower sparsity"
+                )
+            return loss
+
+    def _mean_loss(self) -> float:
+        """The mean over a few batches that stay the same, those of all ranks, in eval mode."""
+        model, ranks = self.weights.model, self._ranks
+        devices = {parameter.device for parameter in model.parameters()}
+        with self._together("the loss"), evaluation(model), torch.no_grad():
+            batches = [move(batch, *devices) if len(devices) == 1 else batch for batch in self._loss_batches]
+            losses = [float(self._loss_fn(model, batch)) for batch in batches]
+        if ranks.size == 1:
+            return sum(losses) / len(losses)
+        total = torch.tensor([sum(losses), len(losses)], dtype=torch.float64, device=self.weights.device)
+        loss, count = ranks.sum_(total).tolist()
+        return float(loss / count)
+
+
+class FisherMethod:
+    """M-FAC: F = λI + GᵀG/m over `num_grads` gradients, in blocks or in full; its diagonal is blocks of one weight."""
+
+    def __init__(self, loss_fn: LossFn, options: PruningOptions, ranks: Ranks):
+        self.loss_fn, self.options, self.ranks = loss_fn, options, ranks
+        self.block_size = 1 if options.method == "diagonal" else options.block_size
+        self.pattern = parse_pattern(options.pattern)
+
+    def measure(self, step: Step) -> Rows:
+        """The gradients of this step: rows, or where these would take more memory, sums over blocks."""
+        options, layout = self.options, step.layout
+        if self.ranks.size > 1:
+            return self._measure_together(step)
+        shared: dict[str, Any] = {
+            "params": list(layout.names), "masks": step.weights.masks, "per_sample": options.per_sample,
+            "fisher": options.fisher, "seed": (options.seed or 0) + step.number, "progress": options.progress,
+        }  # fmt: skip
+        arguments = step.weights.model, self.loss_fn, step.stream, options.num_grads
+        if self.block_size is not None and self._sums_up:
+            return accumulate_fisher(*arguments, self.block_size, **shared)
+        out = None if step.folder is None else Path(step.folder, "gradients.rows")
+        try:
+            return collect_gradients(*arguments, out=out, **shared)
+        except MemoryError as error:
+            raise MemoryError(f"{error}; for prune the way to disk is rows_dir='a folder with room'") from None
+
+    def curvature(self, step: Step, measured: Rows) -> Curvature:
+        """The matrix, with a damping chosen by the data if that was requested."""
+        ranks, sizes, damping, reduce = self.ranks, step.layout.sizes, self.options.damping, None
+        if ranks.size > 1:
+            shares, reduce = self._shares(step), ranks.sum_
+            sizes = shares[ranks.rank].sizes
+        if isinstance(damping, str):
+            assert isinstance(measured, Tensor)
+            damping = choose_damping(measured, self.block_size, sizes, reduce=reduce)
+        local = FisherCurvature(measured, damping, self.block_size, sizes, step.layout.device, reduce)
+        return local if ranks.size == 1 else SharedCurvature(local, shares, ranks, self.block_size is not None)
+
+    def check(self, weights: MaskedWeights) -> None:
+        """Raises ValueError for whatever the collectors of gradients would not take, before anything is done."""
+        self._collection(weights, weights.layout(), 0)
+
+    def check_ranks(self, weights: MaskedWeights, sparsity: Sparsity) -> None:
+        """Raises ValueError, on every rank, where the ranks have different models, masks or arguments."""
+        names = ("recomputations", "scope", "floor", "block_size", "damping", "update", "order", "pattern", "method")
+        arguments = {"sparsity": sparsity} | {name: getattr(self.options, name) for name in names}
+        arguments["bn_batches"] = self.options.bn_batches is not None
+        check_ranks(self.ranks, self._collection(weights, weights.layout(), 0), arguments)
+
+    @property
+    def _sums_up(self) -> bool:
+        options = self.options
+        keep_rows = isinstance(self.pattern, Slices) or options.damping == "auto" or options.rows_dir is not None
+        return (
+            self.block_size is not None and options.num_grads > ROWS_PER_BLOCK_SIZE * self.block_size and not keep_rows
+        )
+
+    def _collection(self, weights: MaskedWeights, layout: ParameterLayout, number: int) -> Collection:
+        o = self.options
+        shared: dict[str, Any] = {"progress": o.progress, "seed": (o.seed or 0) + number}
+        return Collection(weights.model, self.loss_fn, layout, o.num_grads, o.per_sample, o.fisher, **shared)
+
+    def _measure_together(self, step: Step) -> Tensor | FisherBlocks:
+        """This rank's columns of the gradients that all ranks take."""
+        layout = step.layout
+        collection = self._collection(step.weights, layout, step.number)
+        shares = self._shares(step)
+        if self.block_size is not None and self._sums_up:
+            return accumulate_share(collection, step.stream, shares, self.ranks, self.block_size, layout.device)
+        return collect_share(collection, step.stream, shares, self.ranks, layout.dtype, layout.device)
+
+    def _shares(self, step: Step) -> tuple[ColumnShare, ...]:
+        """How the kept weights are divided among the ranks; the full matrix with a pattern, between rows of weights."""
+        if self.block_size is not None or self.pattern is None:
+            return column_shares(step.layout.sizes, self.ranks.size, self.block_size)
+        cuts = [0]
+        for name in step.layout.names:
+            mask = step.weights.masks[name]
+            cuts += (cuts[-1] + mask.reshape(len(mask), -1).sum(1).cumsum(0)).tolist()
+        return shares_at(cuts, step.layout.sizes, self.ranks.size)
+
+
+class Magnitude:
+    """The smallest weights are removed and the others do not move; method and curvature in one, without data."""
+
+    damping = None
+
+    def measure(self, step: Step) -> None:
+        """Nothing."""
+
+    def curvature(self, step: Step, measured: None) -> "Magnitude":
+        return self
+
+    def scores(self, theta: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
+        return theta.square()
+
+    def remove(
+        self, theta: Float[Tensor, " d"], removed: Bool[Tensor, " d"], update: str
+    ) -> tuple[Float[Tensor, " d"], None]:
+        return torch.where(removed, -theta, 0.0), None

@@ -1,0 +1,139 @@
+"""Products of stored rows with a vector by compiled code: torch has none that read one dtype and compute in another.
+
+`native.c` is compiled when a window is built that is large enough to pay for it, once per process and storage dtype, in
+less than half a second. Without a compiler or a writable temporary folder, or if compiling takes too long, `project`
+and `combine` give None, and torch converts the rows a tile at a time instead.
+"""
+
+import ctypes
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+SOURCE = Path(__file__).with_suffix(".c")
+COMPILERS = ("cc", "gcc", "clang")
+FLAGS = ("-O3", "-fopenmp-simd", "-shared", "-fPIC")
+SECONDS = 10  # after that the compiler is given up
+LEAST_NUMBERS = 1 << 24  # of a window: compiling pays within a few hundred steps
+STORED = {torch.bfloat16: "BFLOAT16", torch.float16: "FLOAT16", torch.float32: "FLOAT32", torch.int8: "INT8"}
+REAL = {torch.float32: "float", torch.float64: "double"}
+ROWS, STRIP = 4, 4096  # never divided between threads; as in native.c
+
+_allowed = True
+
+
+def allow(allowed: bool) -> None:
+    """Says whether windows may use compiled code from now on, in the whole process; by default they may.
+
+    Compiled code adds up in another order than torch does, so decide before the first step.
+    """
+    global _allowed
+    _allowed = bool(allowed)
+
+
+def available(numbers: Tensor) -> bool:
+    """Whether compiled code makes the products with these rows; compiles it if that pays and has not been done."""
+    return _library(numbers) is not None
+
+
+def project(
+    numbers: Tensor,
+    n: int,
+    x: Float[Tensor, " d"],
+    dtype: torch.dtype,
+    scales: Float[Tensor, "blocks m"] | None = None,
+    block: int | None = None,
+) -> Float[Tensor, " n"] | None:
+    """G x for the first n rows: computed in `dtype`, returned in float64; None where torch has to do it.
+
+    The rows are `numbers` [m, d], multiplied by `scales` where there are any: one for `block` columns of a row.
+    """
+    if (library := _library(numbers)) is None:
+        return None
+    x, out = x.to(dtype).contiguous(), torch.empty(n, dtype=torch.float64)
+    _run(getattr(library, f"project_{REAL[dtype]}"), numbers, scales, block, x, n, out, ROWS)
+    return out
+
+
+def combine(
+    numbers: Tensor,
+    a: Float[Tensor, " n"],
+    dtype: torch.dtype,
+    scales: Float[Tensor, "blocks m"] | None = None,
+    block: int | None = None,
+) -> Float[Tensor, " d"] | None:
+    """Gᵀ a over the first len(a) rows, in `dtype`; None where torch has to do it."""
+    if (library := _library(numbers)) is None:
+        return None
+    a, out = a.double().contiguous(), torch.empty(numbers.shape[1], dtype=dtype)
+    _run(getattr(library, f"combine_{REAL[dtype]}"), numbers, scales, block, a, len(a), out, block or STRIP)
+    return out
+
+
+def _run(
+    function: Callable[..., None],
+    numbers: Tensor,
+    scales: Tensor | None,
+    block: int | None,
+    vector: Tensor,
+    n: int,
+    out: Tensor,
+    unit: int,
+) -> None:
+    """Computes `out` in as many threads as torch has, each an equal share of whole units."""
+    (m, d), at = numbers.shape, None if scales is None else scales.data_ptr()
+    arguments = numbers.data_ptr(), at, m, d, block or d, vector.data_ptr(), n
+
+    def work(first: int, last: int) -> None:
+        function(*arguments, first, last, out.data_ptr())
+
+    units = -(-len(out) // unit)
+    threads = min(torch.get_num_threads(), units)
+    ends = [min(len(out), units * i // threads * unit) for i in range(threads + 1)]
+    if threads == 1:
+        return work(0, len(out))
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, ends[:-1], ends[1:]))
+
+
+def _library(numbers: Tensor) -> ctypes.CDLL | None:
+    known = numbers.device.type == "cpu" and numbers.dtype in STORED
+    return _compiled(STORED[numbers.dtype]) if _allowed and known and numbers.numel() >= LEAST_NUMBERS else None
+
+
+@cache
+def _compiled(stored: str) -> ctypes.CDLL | None:
+    """The library, of which no file is left; None where it cannot be made."""
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if compiler is None:
+        return None
+    for tuned in (("-march=native",), ()):  # not every compiler knows the machine it runs on
+        try:
+            with tempfile.TemporaryDirectory(prefix="mfac-", ignore_cleanup_errors=True) as folder:
+                target = str(Path(folder) / "native.so")
+                command = [compiler, *FLAGS, *tuned, f"-D{stored}", str(SOURCE), "-o", target]
+                subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)
+                return _declared(ctypes.CDLL(target))
+        except subprocess.TimeoutExpired:
+            return None
+        except (OSError, subprocess.SubprocessError):
+            continue
+    return None
+
+
+def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    for real in REAL.values():
+        for name in ("project", "combine"):
+            function = getattr(library, f"{name}_{real}")
+            function.argtypes = [pointer, pointer, *[number] * 3, pointer, *[number] * 3, pointer]
+            function.restype = None
+    return library

@@ -1,0 +1,105 @@
+"""Which storage a `window` argument means, how much memory it takes, and how to read saved rows of any storage."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mfac.memory import available_memory, gib
+from mfac.windows.devices import DeviceRows, device_widths
+from mfac.windows.int8 import Int8, Int8Rows
+from mfac.windows.plain import DTYPES, Plain, PlainRows
+from mfac.windows.rows import Kind, Rows, SavedRows, SideBySide
+from mfac.windows.topk import TopK, TopKRows
+
+Window = torch.dtype | Int8 | TopK
+SMALLER: tuple[Kind, ...] = (Plain(torch.bfloat16), Int8(), TopK())
+READERS: dict[Any, Callable[[dict[str, Any]], SavedRows]] = {"int8": Int8Rows.of_state, "topk": TopKRows.of_state}
+
+
+def as_kind(window: Window) -> Kind:
+    """The storage that a `window` argument means; ValueError if there is none."""
+    if isinstance(window, Int8 | TopK):
+        return window
+    if window == torch.int8:
+        return Int8()
+    if window in DTYPES:
+        return Plain(window)
+    raise ValueError(
+        f"rows can be stored in {', '.join(map(str, DTYPES))}, torch.int8, mfac.Int8(...) or mfac.TopK(...), "
+        f"not {window!r}"
+    )
+
+
+def as_devices(device: torch.device | str | None, devices: Sequence[torch.device | str] | None) -> list[torch.device]:
+    """The devices of the columns, vectors being on the first; ValueError if both are given or the list is empty."""
+    if devices is None:
+        return [torch.empty(0, device=device).device]
+    if device is not None:
+        raise ValueError(f"give device={str(device)!r} or devices=[...], not both; vectors come and go on the first")
+    if isinstance(devices, str) or not devices:
+        raise ValueError(f"devices must be a list of at least one device, not {devices!r}")
+    return [torch.empty(0, device=each).device for each in devices]
+
+
+def window_bytes(num_grads: int, dim: int, window: Window) -> int:
+    """Memory of a window: its rows, and four m x m matrices of float64 (Gram, inverse, the next inverse, a factor)."""
+    return as_kind(window).bytes(num_grads, dim) + 4 * 8 * num_grads**2
+
+
+def check_memory(num_grads: int, dim: int, kind: Kind, device: torch.device) -> None:
+    """Raises MemoryError for a window that does not fit, with what would."""
+    needed, available = kind.bytes(num_grads, dim) + 32 * num_grads**2, available_memory(device)
+    if available is None or needed <= available:
+        return
+    smaller = [other for other in SMALLER if _row_bytes(other, dim) < _row_bytes(kind, dim)]
+    ways = [f"{_fitting(num_grads, dim, other, available)} of them with window={other.name}" for other in smaller]
+    others = f", or {', or '.join(ways)}" if ways else ""
+    raise MemoryError(
+        f"a window of {num_grads} gradients of {dim} weights in {kind.name} needs {gib(needed)} on {device} and "
+        f"{gib(available)} are available; num_grads={_fitting(num_grads, dim, kind, available)} would fit{others}"
+    )
+
+
+def build_rows(kind: Kind, num_grads: int, dim: int, devices: Sequence[torch.device]) -> Rows:
+    """Rows of zeros, with their columns on one device or several; MemoryError where one has too little memory."""
+    widths = [dim] if len(devices) == 1 else device_widths(kind, dim, len(devices))
+    places = list(zip(widths, devices[: len(widths)], strict=True))
+    for width, device in places:
+        check_memory(num_grads, width, kind, device)
+    pieces = [kind.build(num_grads, width, device) for width, device in places]
+    return pieces[0] if len(pieces) == 1 else DeviceRows(pieces, [device for _, device in places])
+
+
+def check_wider(rows: Rows, extra: int, device: torch.device) -> None:
+    """Raises MemoryError without room for `extra` more columns; the wider rows are made beside the present ones."""
+    if isinstance(rows, DeviceRows):
+        device, rows = rows.devices[-1], rows.pieces[-1]
+    check_memory(rows.shape[0], rows.shape[1] + extra, rows.kind, device)
+
+
+def saved_rows(rows: Any) -> SavedRows:
+    """Reads the rows of a state: a matrix, a list of pieces of its columns, or a dict; or `SavedRows` already."""
+    if isinstance(rows, Tensor):
+        return PlainRows(Plain(rows.dtype), rows)
+    if isinstance(rows, list):
+        return SideBySide([saved_rows(piece) for piece in rows])
+    if not isinstance(rows, dict):
+        read: SavedRows = rows
+        return read
+    if rows.get("kind") == "pieces":
+        pieces = rows["pieces"]
+        return SideBySide([saved_rows(pieces[str(number)]) for number in range(len(pieces))])
+    if rows.get("kind") not in READERS:
+        raise ValueError(f"the saved rows are stored as {rows.get('kind')!r}, and {', '.join(READERS)} can be read")
+    return READERS[rows["kind"]](rows)
+
+
+def _fitting(num_grads: int, dim: int, kind: Kind, available: int) -> int:
+    """How many rows fit, with m x m matrices as for `num_grads`."""
+    return max(0, int((available - kind.bytes(0, dim)) / (_row_bytes(kind, dim) + 32 * num_grads)))
+
+
+def _row_bytes(kind: Kind, dim: int) -> int:
+    return kind.bytes(1, dim) - kind.bytes(0, dim)

@@ -1,0 +1,243 @@
+"""The command line as a whole: help, completion, displays, init, plan and report; other models all the way through."""
+
+import inspect
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from cli_cases import QUICK, TASK, environment, mfac, write_task
+from rich.console import Console
+from typer.testing import CliRunner
+
+import mfac as library
+from mfac.app.cli.app import app
+from mfac.app.cli.commands import LIBRARY
+from mfac.app.cli.display import ProgressDisplay, number, show
+from mfac.pruning.options import PruningOptions
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = ("prune", "train", "plan", "report", "init", "demo")
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+def test_help_names_every_command_and_its_options():
+    text = mfac("--help").stdout
+    assert all(name in text for name in (*COMMANDS, "mfac prune digits --sparsity 0.9"))
+    for command in COMMANDS:
+        text = mfac(command, "--help").stdout
+        assert "--debug" in text
+        assert f"Usage: mfac {command}" in text
+    text = mfac("prune", "--help").stdout
+    for part in ("What is pruned", "How it is chosen", "Gradual pruning", "The run", "Examples:", "One gradient per"):
+        assert part in text
+    assert mfac("--version").stdout == f"mfac {library.__version__}\n"
+    assert mfac("purne").exit_code == mfac("prune").exit_code == 2
+
+
+def test_defaults_are_those_of_the_library():
+    for item in LIBRARY:
+        name, default = item.parameter.name, item.parameter.default
+        library_default = getattr(PruningOptions(), name)
+        assert inspect.signature(library.prune).parameters[name].default == library_default
+        if name != "recomputations":
+            assert (item.parse(default) if item.parse else default) == library_default
+
+
+def test_commands_in_the_guides_and_in_help_exist():
+    texts = [path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))] + [(ROOT / "README.md").read_text()]
+    group = typer.main.get_group(app)
+    texts += [command.help or "" for command in group.commands.values()]
+    lines = [line for text in texts for line in re.findall(r"^ {2,}(mfac [a-z].*)$", text, re.MULTILINE)]
+    commands = [re.split(r"\s{3,}|  #", line)[0] for line in lines]
+    assert len(commands) >= 10
+    for command in commands:
+        _, name, *rest = shlex.split(command)
+        assert name in group.commands, command
+        group.commands[name].make_context(name, rest)  # raises for an unknown option
+
+
+def test_completion_knows_tasks_and_choices():
+    # Not by --show-completion, which guesses the shell from the parent processes.
+    result = CliRunner().invoke(app, [], prog_name="mfac", env={"_MFAC_COMPLETE": "source_bash"})
+    assert "complete -o default -F _mfac_completion mfac" in result.stdout
+    for line, place, expected in (
+        ("mfac prune dig", "2", "digits"),
+        ("mfac prune digits --method mag", "4", "magnitude"),
+    ):
+        words = {"_MFAC_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": place}
+        assert CliRunner().invoke(app, [], prog_name="mfac", env=words).stdout.split() == [expected]
+
+
+def test_without_typer_one_line_says_what_to_install(tmp_path):
+    (tmp_path / "typer.py").write_text("raise ModuleNotFoundError(\"No module named 'typer'\", name='typer')\n")
+    command = [sys.executable, "-m", "mfac", "demo"]
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    result = subprocess.run(
+        command, env={**environment(), "PYTHONPATH": paths}, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 1
+    assert result.stderr == "mfac: the command line requires typer: pip install 'torch-mfac[cli]'\n"
+
+
+def test_init_writes_a_task_that_can_be_planned(tmp_path):
+    assert mfac("init").exit_code == 0
+    plan = mfac("plan", "task.py", "--num-grads", 8, "--recomputations", 2)
+    assert plan.stdout.startswith("Pruning task: num_grads 8")
+    assert plan.stdout.rstrip().endswith("It fits.")
+    again = mfac("init")
+    assert again.exit_code == 1
+    assert again.stderr == "mfac: task.py exists already; choose another name, or overwrite it with --force\n"
+    assert mfac("init", "--force").exit_code == 0
+    assert "end in .py" in mfac("init", "task.txt").stderr
+
+
+def test_plan_of_training_as_json(tmp_path):
+    task = write_task(tmp_path)
+    result = mfac("plan", task, "--train", "--num-grads", 16, "--window", "bfloat16", "--steps", 50, "--json")
+    record = json.loads(result.stdout)
+    assert record["settings"] == {"num_grads": 16, "window": "torch.bfloat16", "momentum": False, "steps": 50}
+    assert record["memory"]["window G"] == 16 * 212 * 2
+    assert record["fits"] is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["plan", "small.py", "--block-size", "big"], 1, "block_size must be a positive int or None"),
+        (["plan", "small.py", "--sparsity", "1"], 1, "sparsity must be between 0 and 1"),
+        (["plan", "none.py"], 1, "there is no file none.py"),
+        (["report", "runs/absent"], 1, "runs/absent is not a run folder (it has no run.json); `mfac prune`"),
+    ],
+)
+def test_errors_of_plan_and_report(tmp_path, arguments, code, message):
+    write_task(tmp_path)
+    result = mfac(*arguments)
+    assert result.exit_code == code
+    assert message in " ".join(result.stderr.replace("│", " ").split())
+    assert "Traceback" not in result.output
+
+
+def test_a_report_of_several_runs(tmp_path):
+    task = write_task(tmp_path)
+    mfac("prune", task, *QUICK)
+    mfac("train", task, "--steps", 4)
+    runs = ["runs/small-prune", "runs/small-train/run.json"]
+    result = mfac("report", *runs, "--out", "pages/both.html", "--title", "Two")
+    assert (result.exit_code, result.stdout) == (0, "Report: pages/both.html\n")
+    page = (tmp_path / "pages" / "both.html").read_text()
+    assert "Two" in page
+    assert 'href="../runs/small-prune/mfac' in page
+    assert 'href="../runs/small-train/' in page
+    found = json.loads(mfac("report", "runs/small-prune", "--json").stdout)
+    assert found == {"report": "report.html", "runs": ["runs/small-prune"]}
+
+
+BERT = """
+import torch
+from transformers import BertConfig, BertForSequenceClassification
+
+import mfac
+
+loss = mfac.model_loss
+
+
+def model():
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = BertConfig(vocab_size=30, max_position_embeddings=12, num_labels=3, **shape)
+    return BertForSequenceClassification(config)
+
+
+def train_batches(count=10):
+    ids = torch.randint(1, 30, (count, 6, 10), generator=torch.Generator().manual_seed(count))
+    return [{"input_ids": part, "attention_mask": torch.ones_like(part), "labels": part[:, 0] % 3} for part in ids]
+
+
+def optimizer(parameters):
+    return torch.optim.AdamW(parameters, lr=1e-3)
+
+
+@torch.no_grad()
+def evaluate(model):
+    hits = [(model(**batch).logits.argmax(1) == batch["labels"]).float().mean() for batch in train_batches(3)]
+    return float(sum(hits) / len(hits))
+"""
+
+
+def test_a_hugging_face_model_is_planned_trained_pruned_and_reported(tmp_path):
+    task = write_task(tmp_path, BERT, "bert.py")
+    assert "It fits." in mfac("plan", task, "--num-grads", 8).stdout
+    trained = mfac(
+        "train", task, "--optimizer", "mfac", "--optimizer", "task", "--epochs", 1, "--num-grads", 8, "--json"
+    )
+    assert trained.exit_code == 0, trained.output
+    files = [cell["files"]["weights"] for cell in json.loads(trained.stdout)["cells"]]
+    options = [
+        "--checkpoint",
+        tmp_path / "runs" / "bert-train" / files[1],
+        "--sparsity",
+        0.7,
+        "--gradual",
+        "--steps",
+        2,
+    ]
+    pruned = mfac("prune", task, *options, *QUICK, "--json")
+    assert pruned.exit_code == 0, pruned.output
+    record = json.loads(pruned.stdout)
+    assert record["dense"]["measure"] is not None
+    assert abs(record["cells"][0]["sparsity"] - 0.7) < 1e-3
+    assert not any("embeddings" in layer["name"] for layer in record["cells"][0]["layers"])
+    assert mfac("report", "runs/bert-train", "runs/bert-prune").exit_code == 0
+
+
+def test_a_task_in_an_installed_package_works_from_another_folder(tmp_path):
+    package = tmp_path / "site" / "weather"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("CLASSES = 4\n")
+    text = TASK.replace("import torch\n", "import torch\n\nfrom weather import CLASSES\n", 1)
+    (package / "task.py").write_text(text.replace("16, 4)", "16, CLASSES)"))
+    paths = os.pathsep.join([str(package.parent), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "mfac", "prune", "weather.task", "--sparsity", "0.5", *QUICK, "--json"]
+    (tmp_path / "elsewhere").mkdir()
+    done = subprocess.run(
+        command, cwd=tmp_path / "elsewhere", capture_output=True, text=True, check=False,
+        env={**environment(), "PYTHONPATH": paths},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert ([cell["sparsity"] for cell in record["cells"]], record["title"]) == ([0.5], "Pruning of weather.task")
+
+
+def test_displays_with_and_without_a_terminal(capsys):
+    def show_work(display):
+        with display:
+            display.begin("mfac-0.9", 4)
+            display.at(2.5, "loss 0.1")
+            display.say("a word")
+            display.end()
+
+    show_work(ProgressDisplay())
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert [line.split(" in ")[0] for line in err.splitlines()] == ["a word", "mfac-0.9: done"]
+    with open("/dev/null", "w") as nowhere:
+        console = Console(force_terminal=True, width=120, record=True, file=nowhere)
+        show_work(ProgressDisplay(console))
+    text = console.export_text()
+    assert all(part in text for part in ("a word", "mfac-0.9", "4/4", "loss 0.1"))
+
+
+def test_tables_are_aligned(capsys):
+    assert (number(None), number(0.123456)) == ("-", "0.1235")
+    show("title", ("a", "long"), [("bbb", "1")])
+    assert capsys.readouterr().out == "a    long\nbbb     1\n"

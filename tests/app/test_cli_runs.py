@@ -1,0 +1,203 @@
+"""`mfac prune` and `mfac train`: results, resuming, and errors."""
+
+import json
+import signal
+import time
+
+import pytest
+import torch
+from cli_cases import QUICK, TASK, mfac, start, write_task
+from run_cases import full_disk, tensor_bytes
+from torch import nn
+
+import mfac as library
+
+TWO = ["--sparsity", 0.5, "--sparsity", 0.8, "--method", "mfac", "--method", "magnitude"]
+SLOW = TASK.replace("return F.cross_entropy", "__import__('time').sleep(0.03); return F.cross_entropy")
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def test_pruning_ends_with_a_table_files_and_a_report(tmp_path):
+    task = write_task(tmp_path)
+    result = mfac("prune", task, *TWO, *QUICK)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == ["method", "sparsity", "loss", "accuracy", "seconds", "compact", "file"]
+    assert [line.split()[0] for line in lines[1:6]] == ["dense", "mfac", "mfac", "magnitude", "magnitude"]
+    assert lines[6] == "Report: runs/small-prune/report.html"
+    folder = tmp_path / "runs" / "small-prune"
+    assert "<html" in (folder / "report.html").read_text()
+    record = json.loads((folder / "run.json").read_text())
+    assert [(cell["method"], cell["asked"]) for cell in record["cells"]] == [
+        ("mfac", 0.5), ("mfac", 0.8), ("magnitude", 0.5), ("magnitude", 0.8)
+    ]  # fmt: skip
+    masks = library.load_masks(folder / "mfac-0.8" / "masks.safetensors")
+    assert sum(int((~mask).sum()) for mask in masks.values()) == round(0.8 * 192)
+    again = mfac("prune", task, *TWO, *QUICK)
+    assert again.stdout.splitlines() == ["runs/small-prune is already finished; --fresh starts it over.", *lines]
+    refused = mfac("prune", task, "--sparsity", 0.8, *QUICK)
+    assert refused.exit_code == 1
+    assert refused.stderr == (
+        "mfac: runs/small-prune holds another run: methods was mfac, magnitude and is now mfac; "
+        "sparsities was 0.5, 0.8 and is now 0.8; choose another folder (--out), or start this one over (--fresh)\n"
+    )
+    assert mfac("prune", task, "--sparsity", 0.8, "--fresh", *QUICK).exit_code == 0
+    assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["mfac-0.8"]
+    write_task(tmp_path, TASK + "\n# changed\n")
+    assert "the content of the task was" in mfac("prune", task, "--sparsity", 0.8, *QUICK).stderr
+
+
+def test_json_is_one_object_with_the_command_to_repeat(tmp_path):
+    task = write_task(tmp_path, name="a task.py")
+    result = mfac("prune", task, "--pattern", "2:4", "--per-sample", "--json", *QUICK, "--out", "o")
+    record = json.loads(result.stdout)
+    assert (record["folder"], record["report"]) == ("o", "o/report.html")
+    assert record["command"] == (
+        f"mfac prune '{task}' --pattern 2:4 --recomputations 2 --num-grads 8 --block-size 16 --per-sample --out o"
+    )
+    assert record["cells"][0]["asked"] == record["cells"][0]["sparsity"] == 0.5
+    assert record["settings"]["per_sample"] is True
+    options = [*QUICK, "--block-size", "none", "--damping", "auto", "--gradual", "--steps", 2, "--lr", 0.05]
+    record = json.loads(mfac("prune", task, "--json", *options, "--target", "0.weight", "--out", "p").stdout)
+    settings = record["settings"]
+    assert (settings["block_size"], settings["damping"], settings["lr"]) == (None, "auto", 0.05)
+    assert settings["targets"] == ["0.weight"]
+    assert (record["cells"][0]["asked"], len(record["cells"][0]["training"])) == (0.9, 2 * 12)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["prune", "--sparsity", "1.5"], 2, "--sparsity"),
+        (["prune", "--method", "magic"], 2, "'magic' is not one of mfac, magnitude, diagonal"),
+        (["prune", "--block-size", "0"], 1, "block_size must be a positive int or None"),
+        (["prune", "--damping", "much"], 1, "damping must be a positive number or \"auto\", not 'much'"),
+        (["prune", "--num-grads", "0"], 2, "--num-grads"),
+        (["prune", "--nonsense"], 2, "No such option"),
+        (["prune", "--target", "9.weight"], 1, "targets: '9.weight' matches no parameter of the model"),
+        (["prune", "--pattern", "stripes"], 1, "stripes"),
+        (["prune", "--device", "abacus"], 1, "device 'abacus' cannot be used here"),
+        (["prune", "--checkpoint", "other.pt"], 1, "other.pt does not fit the model: size mismatch for 2.weight"),
+        (["prune", "--sparsity", "0.5", "--sparsity", "0.5"], 1, "give at least one sparsity, without repeats"),
+        (["prune", "--method", "diagonal", "--damping", "auto"], 1, "give method 'diagonal' a number"),
+        (["train", "--window", "int4"], 2, "'int4' is not one of float32, float64, bfloat16, float16, int8, topk"),
+        (["train", "--lr", "fast"], 2, "'fast' is not a number"),
+        (["train", "--lr", "adam=0.1"], 2, "adam is not one of mfac, sgd"),
+        (["train", "--optimizer", "sophia"], 2, "'sophia' is not one of mfac, sgd, adam, adamw, task"),
+        (["train", "--optimizer", "task"], 1, "the task small defines no optimizer"),
+        (["train", "--lr", "-1"], 1, "lr must be 0 or more"),
+        (["train", "--num-grads", "100000000"], 1, "GiB"),
+    ],
+)
+def test_wrong_arguments_are_reported_and_nothing_is_written(tmp_path, arguments, code, words):
+    torch.save(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 5)).state_dict(), "other.pt")
+    command, *rest = arguments
+    result = mfac(command, write_task(tmp_path), *rest)
+    assert result.exit_code == code
+    assert words in result.stderr
+    assert "Traceback" not in result.output
+    assert code == 2 or len(result.stderr.splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("def model(:\n", "small.py:1: SyntaxError"),
+        ("import not_there\n", "small.py:1: importing it failed: ModuleNotFoundError"),
+        ("def model():\n    pass\n", r"must define train_batches() and loss(model, batch)"),
+        (TASK.replace("nn.Linear(8, 16)", "nn.Linear(8, 'wide')"), "small.py:9: model() failed: TypeError"),
+        (TASK.replace("nn.Linear(8, 16)", "nn.Linear(9, 16)"), "small.py:26)"),
+    ],
+)
+def test_an_error_in_a_task_is_one_line_with_its_place(tmp_path, text, words):
+    result = mfac("prune", write_task(tmp_path, text), *QUICK)
+    assert result.exit_code == 1
+    assert words in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert isinstance(mfac("prune", "small.py", "--debug").exception, Exception)
+
+
+def test_a_full_disk_is_one_line_and_the_same_command_resumes(tmp_path, monkeypatch):
+    command = ["prune", write_task(tmp_path), "--sparsity", 0.5, "--sparsity", 0.8, *QUICK]
+    with full_disk(monkeypatch, after=11):
+        result = mfac(*command)
+    assert result.exit_code == 1
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("mfac: ")]
+    assert line.startswith("mfac: the disk is full (runs/small-prune/")
+    assert "the same command resumes the run" in line
+    assert mfac(*command).exit_code == 0
+    mfac(*command, "--out", "whole")
+    assert tensor_bytes(tmp_path / "runs" / "small-prune") == tensor_bytes(tmp_path / "whole")
+
+
+def test_an_interrupted_run_is_locked_and_resumed_to_the_bit(tmp_path):
+    command = ["prune", write_task(tmp_path, SLOW), "--sparsity", 0.5, "--sparsity", 0.8, "--recomputations", 3]
+    command += ["--num-grads", 8]
+    folder = tmp_path / "runs" / "small-prune"
+    process = start(*command, cwd=tmp_path)
+    deadline = time.monotonic() + 120
+    while not (folder / "mfac-0.8" / "state.pt").exists():  # the first cell is complete, the second has one step
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    meanwhile = mfac(*command)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate()
+    assert (process.returncode, out) == (130, "")
+    assert err.splitlines()[-1] == (
+        "mfac: interrupted; results so far are in runs/small-prune (runs/small-prune/report.html); "
+        "the same command resumes the run"
+    )
+    assert meanwhile.exit_code == 1
+    assert "another process is writing to runs/small-prune" in meanwhile.stderr
+    assert len(json.loads((folder / "run.json").read_text())["cells"]) == 1
+    result = mfac(*command)
+    assert result.exit_code == 0
+    assert "mfac-0.8: resuming after" in result.stderr
+    assert "mfac-0.5" not in result.stderr
+    write_task(tmp_path, name="quick.py")
+    mfac("prune", "quick.py", *command[2:], "--out", "whole")
+    assert tensor_bytes(folder) == tensor_bytes(tmp_path / "whole")
+
+
+def test_training_ends_with_a_table_weights_and_a_report(tmp_path):
+    optimizers = [word for name in ("mfac", "sgd", "adam", "adamw") for word in ("--optimizer", name)]
+    result = mfac("train", write_task(tmp_path), *optimizers, "--seed", 0, "--seed", 1, "--epochs", 1)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == ["optimizer", "seed", "steps", "training", "loss", "loss", "accuracy", "seconds"]
+    assert [line.split()[:3] for line in lines[1:9]] == [
+        [name, seed, "12"] for seed in "01" for name in ("mfac", "sgd", "adam", "adamw")
+    ]
+    assert lines[9] == "Report: runs/small-train/report.html"
+    assert len(tensor_bytes(tmp_path / "runs" / "small-train")) == 8 * 4
+
+
+def test_settings_of_training_go_to_all_optimizers_or_to_one(tmp_path):
+    options = [
+        "--lr",
+        "sgd=0.2",
+        "--lr",
+        "0.01",
+        "--momentum",
+        "mfac=0.5",
+        "--weight-decay",
+        "1e-3",
+        "--damping",
+        "0.3",
+    ]
+    options += ["--num-grads", 5, "--steps", 3, "--schedule", "constant", "--window", "int8", "--json"]
+    record = json.loads(mfac("train", write_task(tmp_path), *options).stdout)
+    ours, sgd = (cell["settings"] for cell in record["cells"])
+    assert ours == {
+        "lr": 0.01, "num_grads": 5, "damping": 0.3, "momentum": 0.5, "weight_decay": 1e-3, "window": "int8"
+    }  # fmt: skip
+    assert sgd == {"lr": 0.2, "momentum": 0.9, "weight_decay": 1e-3}
+    assert record["settings"]["schedule"] == "constant"
+    assert [cell["steps"] for cell in record["cells"]] == [3, 3]

@@ -1,0 +1,194 @@
+"""Pruning runs: the masks of the library, the same whether interrupted or not, and complete records."""
+
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from run_cases import (
+    GRADUAL,
+    ONE_SHOT,
+    TRAINING,
+    StopAfter,
+    data,
+    loss,
+    network,
+    run,
+    small_task,
+    start,
+    tensor_bytes,
+    with_options,
+    without_times,
+)
+from torch import nn
+from torch.utils.data import DataLoader
+
+import mfac
+from mfac.app.runs.random_state import seeded
+from mfac.app.runs.task_batches import TaskBatches
+from mfac.app.tasks import load_task
+
+HERE = Path(__file__).parents[1] / "support"
+CPU = torch.device("cpu")
+SETTINGS = {
+    "several": replace(with_options(ONE_SHOT, (0.5, 0.8), recomputations=2), methods=("mfac", "magnitude")),
+    "layers": with_options(ONE_SHOT, scope="layer", update="obs"),
+    "2:4": with_options(ONE_SHOT, (), pattern="2:4"),
+    "rows, sampled labels": with_options(ONE_SHOT, (0.5,), pattern="row", fisher="sampled"),
+    "samples": with_options(ONE_SHOT, per_sample=True, block_size=None, num_grads=64),
+    "gradual": GRADUAL,
+    "gradual, sgd": replace(GRADUAL, lr=0.05, schedule="polynomial"),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_interrupted_twice_it_ends_with_the_same_bits(tmp_path, name):
+    settings = SETTINGS[name]
+    task = small_task(loss=mfac.criterion_loss(nn.CrossEntropyLoss()))  # from which labels can be sampled
+    whole = run(tmp_path / "whole", settings, task)
+    for calls in (10, 18):
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "stopped", settings, task, watcher=StopAfter(calls))
+    watcher = StopAfter()
+    stopped = run(tmp_path / "stopped", settings, task, watcher=watcher)
+    assert any("resuming after" in line for line in watcher.lines)
+    assert tensor_bytes(tmp_path / "stopped") == tensor_bytes(tmp_path / "whole")
+    assert without_times(stopped) == without_times(whole)
+    assert not list(tmp_path.rglob("state.pt"))
+
+
+@pytest.mark.parametrize(("kind", "calls"), [("prune", 14), ("gradual", 20), ("train", 40)])
+def test_killed_it_ends_with_the_same_bits(tmp_path, kind, calls):
+    command = [sys.executable, "run_cases.py", kind, str(tmp_path / "killed"), str(calls)]
+    assert subprocess.run(command, cwd=HERE, check=False).returncode == -signal.SIGKILL
+    start(kind, tmp_path / "killed")
+    start(kind, tmp_path / "whole")
+    assert tensor_bytes(tmp_path / "killed") == tensor_bytes(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("options", [{}, {"per_sample": True, "num_grads": 64}, {"pattern": "2:4"}], ids=str)
+def test_the_masks_are_those_of_the_library(tmp_path, options):
+    settings = replace(with_options(ONE_SHOT, () if options.get("pattern") else (0.9,), **options), seed=3)
+    task = load_task("digits")
+    cell = run(tmp_path, settings, task)["cells"][0]
+    with seeded(3):
+        model = task.model()
+    with seeded(3):
+        task.pretrain(model)
+    given = {"recomputations": 4, "num_grads": 8, "block_size": 16, **options}
+    result = mfac.prune(model, task.loss, TaskBatches(task, CPU), cell["asked"], seed=3, progress=False, **given)
+    masks = mfac.load_masks(tmp_path / cell["files"]["masks"])
+    assert all(torch.equal(masks[name], result.masks[name]) for name in result.masks)
+    mfac.load_compact(tmp_path / cell["files"]["compact"], other := task.model())
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    assert [step["loss_after"] for step in cell["steps"]] == [record.loss_after for record in result.history]
+
+
+def test_gradual_pruning_without_training_makes_the_masks_of_the_library(tmp_path):
+    task = small_task(optimizer=lambda params: torch.optim.SGD(params, lr=0.0), model=lambda: network()[::2])
+    cell = run(tmp_path, GRADUAL, task)["cells"][0]
+    with seeded(0):
+        model = task.model()
+    options = {"recomputations": 2, "num_grads": 8, "block_size": 16, "progress": False}
+    pruner = mfac.GradualPruner(model, loss, TaskBatches(task, CPU), mfac.geometric_schedule(0.0, 0.8, 3), **options)
+    while pruner.step() is not None:
+        pass
+    masks = mfac.load_masks(tmp_path / cell["files"]["masks"])
+    assert all(torch.equal(masks[name], mask) for name, mask in pruner.masks.items())
+
+
+def test_a_cell_is_complete_and_its_files_agree(tmp_path):
+    record = run(tmp_path, ONE_SHOT)
+    (cell,) = record["cells"]
+    with seeded(0):
+        assert record["dense"]["measure"] == accuracy_of(network())
+    assert record["finished"] is not None
+    assert record["model"] == {"weights": 8 * 16 + 16 + 2 * 16 + 16 * 4 + 4, "tensors": 6}
+    assert round(cell["sparsity"] * 192) == round(0.8 * 192)
+    assert sum(layer["weights"] for layer in cell["layers"]) == 192
+    assert sum(layer["kept"] for layer in cell["layers"]) == 192 - round(0.8 * 192)
+    assert cell["bytes"]["compact"] == (tmp_path / cell["files"]["compact"]).stat().st_size
+    model, masks = network(), mfac.load_masks(tmp_path / cell["files"]["masks"])
+    mfac.load_compact(tmp_path / cell["files"]["compact"], model)
+    assert all(bool((model.get_parameter(name) == 0).eq(~mask).all()) for name, mask in masks.items())
+    assert cell["measure"] == accuracy_of(model)
+    assert json.loads((tmp_path / "run.json").read_text()) == record
+    assert run(tmp_path, ONE_SHOT, watcher=StopAfter(1)) == record  # a finished run is not repeated
+
+
+def accuracy_of(model):
+    inputs, labels = data().tensors
+    return float((model.eval()(inputs).argmax(1) == labels).double().mean())
+
+
+def test_a_task_is_pretrained_once_for_all_cells(tmp_path):
+    calls = []
+
+    def pretrain(model):
+        calls.append(1)
+        with torch.no_grad():
+            model[0].weight.normal_()
+
+    task = small_task(pretrain=pretrain)
+    settings = replace(ONE_SHOT, methods=("magnitude",), sparsities=(0.5, 0.8))
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, settings, task, watcher=StopAfter(7))
+    run(tmp_path, settings, task)
+    run(tmp_path / "other", replace(settings, checkpoint=str(tmp_path / "dense.safetensors")), task)
+    assert len(calls) == 1
+    ours, theirs = tensor_bytes(tmp_path / "other"), tensor_bytes(tmp_path)
+    assert all(theirs[name] == content for name, content in ours.items())
+
+
+def test_gradual_pruning_uses_the_tasks_optimizer_and_leaves_the_random_state_alone(tmp_path):
+    made = []
+
+    def optimizer(params):
+        made.append(torch.optim.Adagrad(params, lr=0.05))
+        return made[-1]
+
+    torch.manual_seed(11)
+    expected = torch.rand(3)
+    torch.manual_seed(11)
+    cell = run(tmp_path, GRADUAL, small_task(optimizer=optimizer))["cells"][0]
+    assert torch.equal(torch.rand(3), expected)
+    assert len(made) == 1
+    assert [entry["step"] for entry in cell["training"]] == list(range(1, 3 * 12 + 1))  # 3 steps of 12 batches
+    assert len(cell["steps"]) == 3 * 2
+    model = network()
+    mfac.load_compact(tmp_path / cell["files"]["compact"], model)
+    assert mfac.sparsity_report(model).removed == round(0.8 * 192)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (replace(ONE_SHOT, sparsities=(90,)), "did you mean 0.9"),
+        (with_options(ONE_SHOT, (0.9,), pattern="2:4"), "has a sparsity of its own, 0.5; leave sparsity out"),
+        (replace(ONE_SHOT, epochs=0), "epochs must be 1 or more, not 0"),
+        (replace(ONE_SHOT, schedule="hasty"), "schedule must be one of geometric, polynomial"),
+        (replace(TRAINING, optimizers=()), "give at least one optimizer, without repeats, not none"),
+        (replace(TRAINING, seeds=(1, 1)), "give at least one seed, without repeats, not 1, 1"),
+        (replace(TRAINING, schedule="hope"), "schedule must be one of cosine, constant, not 'hope'"),
+    ],
+)
+def test_invalid_settings_are_reported_before_anything_is_written(tmp_path, settings, words):
+    with pytest.raises(ValueError, match=words):
+        run(tmp_path / "run", settings)
+    assert not (tmp_path / "run").exists()
+
+
+def test_training_that_diverges_between_steps_is_an_error(tmp_path):
+    with pytest.raises(RuntimeError, match=r"not finite at step .*--lr"):
+        run(tmp_path, replace(GRADUAL, lr=1e30))
+
+
+def test_a_loader_with_its_own_generator_is_seeded_too(tmp_path):
+    loader = DataLoader(data(), batch_size=8, shuffle=True, generator=torch.Generator())
+    for name in "ab":  # the generator has moved on
+        run(tmp_path / name, ONE_SHOT, small_task(train_batches=lambda: loader))
+    assert tensor_bytes(tmp_path / "a") == tensor_bytes(tmp_path / "b")

@@ -1,0 +1,170 @@
+"""Training runs: the same weights whether interrupted or not; the same start and batches for all optimizers."""
+
+import math
+import random
+from dataclasses import replace
+from itertools import islice, pairwise
+
+import numpy as np
+import pytest
+import torch
+from run_cases import TRAINING, StopAfter, data, loss, network, run, small_task, tensor_bytes, without_times
+from torch import nn
+from torch.utils.data import DataLoader
+
+from mfac import MFAC
+from mfac.app.runs.folder import read_run
+from mfac.app.runs.optimizers import DEFAULTS, OPTIMIZERS, OptimizerSettings, make_optimizer
+from mfac.app.runs.task_batches import TaskBatches, epoch
+from mfac.app.runs.training_loop import TrainingLoop
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_interrupted_twice_it_ends_with_the_same_bits(tmp_path, name):
+    task = small_task(optimizer=lambda params: torch.optim.NAdam(params, lr=0.01))
+    settings = replace(TRAINING, optimizers=(OptimizerSettings(name, num_grads=4, momentum=0.9),), eval_every=5)
+    whole = run(tmp_path / "whole", settings, task)
+    for calls in (8, 10):  # in the middle of the first and of the second epoch
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "stopped", settings, task, watcher=StopAfter(calls))
+    watcher = StopAfter()
+    stopped = run(tmp_path / "stopped", settings, task, watcher=watcher)
+    assert any("resuming after" in line for line in watcher.lines)
+    assert tensor_bytes(tmp_path / "stopped") == tensor_bytes(tmp_path / "whole")
+    assert without_times(stopped) == without_times(whole)
+
+
+def test_steps_that_were_not_saved_are_repeated(tmp_path):
+    settings = replace(TRAINING, save_every=1e9)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "stopped", settings, watcher=StopAfter(50))
+    assert len(read_run(tmp_path / "stopped")["cells"]) == 1
+    run(tmp_path / "stopped", settings)
+    run(tmp_path / "whole", settings)
+    assert tensor_bytes(tmp_path / "stopped") == tensor_bytes(tmp_path / "whole")
+
+
+def test_cells_are_complete_and_begin_with_the_same_weights_and_batches(tmp_path):
+    record = run(tmp_path, replace(TRAINING, seeds=(0, 1)))
+    assert [(cell["optimizer"], cell["seed"]) for cell in record["cells"]] == [
+        ("mfac", 0), ("adam", 0), ("mfac", 1), ("adam", 1)
+    ]  # fmt: skip
+    first = [cell["losses"][0] for cell in record["cells"]]
+    assert first[0] == first[1] != first[2] == first[3]
+    for cell in record["cells"]:
+        assert cell["steps"] == len(cell["losses"]) == len(cell["seconds"]) == 3 * 12
+        assert all(before < after for before, after in pairwise(cell["seconds"]))
+        assert [entry["step"] for entry in cell["evaluations"]] == [12, 24, 36]
+        assert cell["losses"][-1] < cell["losses"][0]
+        assert (tmp_path / cell["files"]["weights"]).exists()
+    assert record["cells"][0]["settings"] == {**DEFAULTS["mfac"], "num_grads": 4, "momentum": 0.5}
+    assert record["settings"]["mfac_momentum"] == 0.5
+    assert record["finished"] is not None
+
+
+def test_plain_sgd_is_the_plain_loop(tmp_path):
+    task = small_task(train_batches=lambda: DataLoader(data(), batch_size=8))
+    sgd = OptimizerSettings("sgd", lr=0.1, momentum=0.5, weight_decay=0.01)
+    cell = run(tmp_path, replace(TRAINING, optimizers=(sgd,), steps=20, schedule="cosine"), task)["cells"][0]
+    torch.manual_seed(0)
+    model = network()
+    torch.manual_seed(0)  # for dropout
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5, weight_decay=0.01)
+    losses = []
+    for step in range(20):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.05 * (1 + math.cos(math.pi * step / 20))
+        batch = data()[8 * (step % 12) : 8 * (step % 12) + 8]
+        optimizer.zero_grad()
+        value = loss(model, batch)
+        value.backward()
+        optimizer.step()
+        losses.append(float(value.detach()))
+    assert cell["losses"] == losses
+    assert [entry["step"] for entry in cell["evaluations"]] == list(range(2, 21, 2))
+
+
+def test_a_loss_that_is_not_finite_ends_the_cell_and_not_the_run(tmp_path):
+    optimizers = (OptimizerSettings("sgd", lr=1e30), OptimizerSettings("adam"))
+    watcher = StopAfter()
+    first, second = run(tmp_path, replace(TRAINING, optimizers=optimizers), watcher=watcher)["cells"]
+    assert first["losses"][-1] is None
+    assert first["stopped"] == f"the loss was not finite at step {first['steps']}"
+    assert any("try a lower learning rate" in line for line in watcher.lines)
+    assert second["steps"] == 36
+    assert "stopped" not in second
+
+
+def test_evaluation_does_not_disturb_training(tmp_path):
+    def evaluate(model):
+        torch.rand(7)
+        model.train()(torch.randn(8, 8))
+        return 0.5
+
+    with_it = run(tmp_path / "a", replace(TRAINING, eval_every=1), small_task(evaluate=evaluate))["cells"]
+    without = run(tmp_path / "b", TRAINING)["cells"]
+    assert [cell["losses"] for cell in with_it] == [cell["losses"] for cell in without]
+    assert all(entry["measure"] == 0.5 for entry in with_it[0]["evaluations"])
+
+
+def test_tied_weights_are_saved_once_and_loaded_again(tmp_path):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.outer = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+            self.outer.weight = self.inner.weight
+
+        def forward(self, x):
+            return self.outer(torch.tanh(self.inner(x)))
+
+    task = small_task(model=Tied)
+    settings = replace(TRAINING, optimizers=(OptimizerSettings("sgd"),), epochs=1)
+    trained = run(tmp_path / "a", settings, task)["cells"][0]
+    again = replace(settings, checkpoint=str(tmp_path / "a" / trained["files"]["weights"]), steps=1)
+    assert len(tensor_bytes(tmp_path / "a")) == 1
+    assert run(tmp_path / "b", again, task)["cells"][0]["losses"][0] < trained["losses"][0]
+
+
+def test_an_epoch_depends_on_its_seed_alone():
+    def draws():
+        while True:
+            yield random.random(), np.random.rand(), float(torch.rand(()))
+
+    def outside():
+        return random.random(), np.random.rand(), float(torch.rand(()))
+
+    def three(seed):
+        for source in (random.seed, np.random.seed, torch.manual_seed):
+            source(1)
+        return [(batch, outside()) for batch in islice(epoch(draws(), seed), 3)]
+
+    first = three(3)
+    assert three(3) == first
+    assert [batch for batch, _ in three(4)] != [batch for batch, _ in first]
+    assert [rest for _, rest in three(4)] == [rest for _, rest in first]
+    batches = TaskBatches(small_task(), CPU)
+    ours, again, other = ([batch[0] for batch in epoch(batches, seed)] for seed in (3, 3, 4))
+    assert all(map(torch.equal, ours, again))
+    assert not all(map(torch.equal, ours, other))
+
+
+def test_batches_without_a_length_are_counted():
+    assert TaskBatches(small_task(train_batches=lambda: iter(DataLoader(data(), 10))), CPU).count() == 10
+    empty = TaskBatches(small_task(train_batches=list), CPU)
+    with pytest.raises(ValueError, match=r"train_batches\(\) of small returned no batches"):
+        empty.count()
+    model = network()
+    with pytest.raises(ValueError, match="returned no batches"):
+        TrainingLoop(model, loss, empty, torch.optim.SGD(model.parameters()), seed=0).take_step()
+
+
+def test_settings_reach_the_optimizers():
+    model, task = network(), small_task()
+    ours = make_optimizer(OptimizerSettings("mfac", lr=0.3, num_grads=7, damping=0.2, weight_decay=0.1), task, model)
+    assert isinstance(ours, MFAC)
+    assert (ours.damping, ours.param_groups[0]["weight_decay"]) == (0.2, 0.1)
+    assert make_optimizer(OptimizerSettings("adamw"), task, model).param_groups[0]["weight_decay"] == 0.01
+    model[0].weight.requires_grad_(False)
+    assert len(make_optimizer(OptimizerSettings("sgd"), task, model).param_groups[0]["params"]) == 5

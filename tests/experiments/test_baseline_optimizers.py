@@ -1,0 +1,147 @@
+"""The optimizers that M-FAC is compared with, against dense matrices."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from experiments.baselines.ggt import GGT, ggt_step
+from experiments.baselines.kfac import (
+    KFAC,
+    cholesky_factors,
+    damped_factors,
+    input_factor,
+    output_factor,
+    solve_factors,
+)
+from experiments.contenders import plain_contenders, resnet_contenders
+from experiments.training import compute_gradients
+
+
+def small_network():
+    return nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(48, 4))
+
+
+def dense_root_step(rows, v, count, eps):
+    """[(M Mᵀ)^½ + ε I]⁻¹ v with the d x d matrix and its eigenvectors."""
+    M = rows.T / count**0.5
+    squares, Q = torch.linalg.eigh(M @ M.T)
+    return Q @ ((Q.T @ v) / (squares.clamp_min(0).sqrt() + eps))
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_ggt_is_the_inverse_root_of_the_dense_matrix(count):
+    rows = torch.randn(5, 12).double()
+    rows[count:] = 0
+    step = ggt_step(rows, 1, count, 1e-2)
+    torch.testing.assert_close(step, dense_root_step(rows, rows[1], count, 1e-2), rtol=1e-9, atol=1e-9)
+
+
+def test_ggt_averages_gradients_and_forgets_the_oldest():
+    torch.manual_seed(1)
+    w = nn.Parameter(torch.randn(6).double())
+    optimizer = GGT([w], lr=0.1, window=3, beta=0.5, eps=0.1, weight_decay=0.2)
+    average, rows, expected = torch.zeros(6).double(), [], w.detach().clone()
+    for t in range(5):
+        gradient = torch.randn(6).double()
+        average = 0.5 * average + 0.5 * (gradient + 0.2 * expected)
+        rows = [*rows, average][-3:]
+        expected = expected - 0.1 * dense_root_step(torch.stack(rows), average, min(t + 1, 3), 0.1)
+        w.grad = gradient
+        optimizer.step()
+        torch.testing.assert_close(w.detach(), expected, rtol=1e-8, atol=1e-8)
+
+
+def test_kfac_factors_of_a_convolution_sum_over_positions():
+    layer = nn.Conv2d(2, 3, 3, stride=2, padding=1, bias=False).double()
+    x, gradient = torch.randn(4, 2, 5, 5).double(), torch.randn(4, 3, 3, 3).double()
+    padded = F.pad(x, (1,) * 4)
+    A, S = torch.zeros(18, 18).double(), torch.zeros(3, 3).double()
+    for n in range(4):
+        for i in range(3):
+            for j in range(3):
+                patch = padded[n, :, 2 * i : 2 * i + 3, 2 * j : 2 * j + 3].flatten()
+                A += torch.outer(patch, patch) / 4
+                S += torch.outer(gradient[n, :, i, j], gradient[n, :, i, j]) * 16 / (4 * 9)
+    torch.testing.assert_close(input_factor(layer, x), A)
+    torch.testing.assert_close(output_factor(layer, gradient), S)
+
+
+@pytest.mark.parametrize("balance", [True, False])
+def test_kfac_damps_both_factors(balance):
+    S, A = (B @ B.T for B in torch.randn(2, 4, 4).double())
+    pi = (A.trace() / S.trace()).sqrt() if balance else 1.0
+    damped = damped_factors(S, A, 0.09, balance)
+    torch.testing.assert_close(damped[0], S + 0.3 / pi * torch.eye(4))
+    torch.testing.assert_close(damped[1], A + 0.3 * pi * torch.eye(4))
+
+
+def test_a_kfac_step_is_the_inverse_of_the_dense_kronecker_block():
+    S, A = torch.randn(3, 3).double(), torch.randn(5, 5).double()
+    S, A, G = S @ S.T, A @ A.T, torch.randn(3, 5).double()
+    dense = torch.kron(*damped_factors(S, A, 0.01))
+    expected = torch.linalg.solve(dense, G.flatten()).view(3, 5)
+    torch.testing.assert_close(solve_factors(*cholesky_factors(S, A, 0.01), G), expected, rtol=1e-8, atol=1e-8)
+
+
+def test_kfac_preconditions_every_layer_and_leaves_the_rest_plain():
+    torch.manual_seed(2)
+    model = small_network().double()
+    before = copy.deepcopy(model)
+    optimizer = KFAC(model, lr=0.1, damping=0.1, momentum=0.0, weight_decay=0.01, clip=None)
+    images, labels = torch.randn(6, 2, 4, 4).double(), torch.arange(6) % 4
+    F.cross_entropy(model(images), labels).backward()
+    optimizer.step()
+    for layer, old in ((model[0], before[0]), (model[4], before[4])):
+        state = optimizer.state[layer.weight]
+        G = torch.cat([(layer.weight.grad + 0.01 * old.weight).flatten(1),
+                       (layer.bias.grad + 0.01 * old.bias)[:, None]], 1)  # fmt: skip
+        dense = torch.kron(*damped_factors(state["S"], state["A"], 0.1))
+        step = torch.linalg.solve(dense, G.flatten()).view_as(G)
+        torch.testing.assert_close(layer.weight.flatten(1), old.weight.flatten(1) - 0.1 * step[:, :-1])
+        torch.testing.assert_close(layer.bias, old.bias - 0.1 * step[:, -1])
+    norm, old = model[2], before[2]
+    torch.testing.assert_close(norm.weight, old.weight - 0.1 * (norm.weight.grad + 0.01 * old.weight))
+
+
+def test_kfac_looks_at_its_factors_every_so_many_steps():
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = KFAC(model, every=3)
+    seen = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(4, 3)).square().sum().backward()
+        optimizer.step()
+        state = optimizer.state[model.weight]
+        seen.append((state["A"].clone(), state["left"].clone()))
+    for step, (A, left) in enumerate(seen[1:], 1):
+        same = torch.equal(A, seen[step - 1][0]) and torch.equal(left, seen[step - 1][1])
+        assert same == (step != 3)
+
+
+@pytest.mark.parametrize("label", list(resnet_contenders(20)))
+def test_every_contender_learns(label):
+    torch.manual_seed(3)
+    model = small_network()
+    images, labels = torch.randn(16, 2, 4, 4), torch.arange(16) % 4
+    optimizer = resnet_contenders(20)[label].make(model)
+    losses = []
+    for _ in range(12):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(images), labels)
+        compute_gradients(model, optimizer, loss)
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_the_papers_settings_are_the_contenders():
+    ours = resnet_contenders(20)["M-FAC"].make(nn.Linear(2, 2))
+    # In the units of the sum over 512 gradients: the paper's 1e-3 and 1e-5.
+    assert ours.param_groups[0]["lr"] == pytest.approx(0.512)
+    assert ours.damping == pytest.approx(512e-5)
+    assert resnet_contenders(32)["AdaHessian"].decay == 5e-4
+    assert all(contender.decay == 0 for contender in plain_contenders().values())

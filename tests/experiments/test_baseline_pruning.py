@@ -1,0 +1,146 @@
+"""The baselines of pruning, each against its literal formula."""
+
+import pytest
+import torch
+from models import cross_entropy
+from pruning_cases import DAMPING, dense_obs, quadratic
+from torch import nn
+from torch.nn import functional as F
+
+from experiments.baselines.layer_moments import find_layers, layer_moments
+from experiments.baselines.pruning import BASELINES, prune
+from experiments.baselines.woodfisher import rank_one_steps
+from mfac.reference import woodbury_recursion
+
+
+def small():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3)).double()
+    batches = [(torch.randn(5, 2, 6, 6, dtype=torch.float64), torch.randint(3, (5,))) for _ in range(3)]
+    return model, batches
+
+
+def pruned(model, batches, sparsity, **options):
+    options = {"num_grads": 3, "recomputations": 1, "progress": False} | options
+    return prune(model, cross_entropy, batches, sparsity, **options)
+
+
+def lowest(scores, fraction):
+    """The weights with the smallest scores, tensors taken together."""
+    flat = torch.cat([score.flatten() for score in scores])
+    gone = torch.zeros_like(flat, dtype=torch.bool)
+    gone[flat.topk(round(fraction * len(flat)), largest=False).indices] = True
+    parts = gone.split([score.numel() for score in scores])
+    return [part.view(score.shape) for part, score in zip(parts, scores, strict=True)]
+
+
+@pytest.mark.parametrize("method", sorted(BASELINES))
+@pytest.mark.parametrize("update", ["joint", "obs", "none"])
+def test_every_method_gives_exact_counts(method, update):
+    model, batches = small()
+    scope = "layer" if update == "obs" else "global"
+    result = pruned(model, batches, 0.55, method=method, update=update, scope=scope, recomputations=3, block_size=16)
+    assert result.num_removed == round(0.55 * 180)
+    assert sum(int((p == 0).sum()) for p in model.parameters() if p.ndim > 1) == result.num_removed
+    assert len(result.history) == 3
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def test_wanda_is_weight_times_the_norm_of_its_input():
+    model, batches = small()
+    images = torch.cat([images for images, _ in batches])
+    hidden = model[:3](images).detach()
+    patches = F.unfold(images, 3, padding=1, stride=2).transpose(1, 2).flatten(0, 1)
+    scores = [
+        model[0].weight.detach().abs() * patches.square().mean(0).sqrt().view(1, 2, 3, 3),
+        model[3].weight.detach().abs() * hidden.square().mean(0).sqrt(),
+    ]
+    result = pruned(model, batches, 0.5, method="wanda", scope="layer")
+    for score, mask in zip(scores, result.masks.values(), strict=True):
+        assert torch.equal(~mask, lowest([score], 0.5)[0])
+
+
+@pytest.mark.parametrize("update", ["joint", "obs", "none"])
+def test_woodfisher_is_mfac_by_another_way(update):
+    models = []
+    for method in ("mfac", "woodfisher"):
+        problem = quadratic(8, 7)
+        prune(
+            problem.model, problem.loss_fn, problem.batches, 0.5, num_grads=8, block_size=7, damping=DAMPING,
+            recomputations=2, update=update, method=method,
+        )  # fmt: skip
+        models.append(problem.model.vector())
+    assert torch.allclose(*models, atol=1e-8)
+
+
+def test_layer_wise_obs_keeps_the_outputs_of_each_layer():
+    """For one linear layer the joint update is least squares of the output on the inputs that are kept."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 3, bias=False)).double()
+    weight = model[0].weight.detach().clone()
+    x = torch.randn(50, 6, dtype=torch.float64) @ torch.randn(6, 6, dtype=torch.float64)
+    result = pruned(model, [(x, torch.zeros(50, dtype=torch.long))], 0.5, method="lobs", damping=1e-12, num_grads=1)
+    H = x.T @ x / 50
+    scores = weight.square() / (2 * torch.linalg.inv(H).diagonal())
+    assert torch.equal(~result.masks["0.weight"], lowest([scores], 0.5)[0])
+    for row, kept, new in zip(weight, result.masks["0.weight"], model[0].weight, strict=True):
+        best = torch.linalg.lstsq(x[:, kept], x @ row).solution
+        assert torch.allclose(new[kept], best, atol=1e-6)
+
+
+@pytest.mark.parametrize(("update", "method"), [("joint", "kfac"), ("obs", "kfac without π"), ("none", "kfac")])
+def test_kronecker_factors_against_the_dense_product(update, method):
+    model = nn.Sequential(nn.Linear(5, 4, bias=False)).double()
+    theta = model[0].weight.detach().flatten().clone()
+    x, y = torch.randn(30, 5, dtype=torch.float64), torch.randint(4, (30,))
+    output = model(x)
+    grads = torch.autograd.grad(F.cross_entropy(output, y, reduction="sum"), output)[0]
+    A, S = x.T @ x / 30, grads.T @ grads / 30
+    pi = float((A.diagonal().mean() / S.diagonal().mean()).sqrt()) if method == "kfac" else 1.0
+    A, S = A + pi * 0.1 * torch.eye(5), S + 0.1 / pi * torch.eye(4)
+    dense = torch.kron(S, A)
+    result = pruned(model, [(x, y)], 0.4, method=method, damping=0.01, num_grads=1, update=update)
+    gone = lowest([theta.square() / torch.linalg.inv(dense).diagonal()], 0.4)[0]
+    assert torch.equal(~gone, result.masks["0.weight"].flatten())
+    truth = {"none": torch.where(gone, -theta, 0.0), "obs": dense_obs(dense, theta, gone)}.get(update)
+    if truth is None:
+        moved = torch.linalg.solve(dense[~gone][:, ~gone], dense[~gone][:, gone] @ theta[gone])
+        truth = -theta.clone()
+        truth[~gone] = moved
+    assert torch.allclose(model[0].weight.flatten(), theta + truth, atol=1e-5)
+    assert result.predicted_increase == pytest.approx(0.5 * float(truth @ dense @ truth), rel=1e-4)
+
+
+def test_moments_of_convolutions_are_those_of_their_patches():
+    model = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1, stride=2, groups=2))
+    layers = find_layers(model, {"0.weight": model[0].weight}, "lobs")
+    x = torch.randn(5, 4, 6, 6)
+    found = layer_moments(model, lambda m, b: m(b).square().mean(), [x], 1, layers, backward=True)["0.weight"]
+    patches = F.unfold(x, 3, padding=1, stride=2).view(5, 2, 18, 9)
+    assert torch.allclose(found.inputs, torch.einsum("ngkt,nglt->gkl", patches, patches).double(), atol=1e-3)
+    assert (found.samples, found.positions) == (5, 45)
+    output = model(x)
+    grad = torch.autograd.grad(output.square().mean(), output)[0] * 5
+    assert torch.allclose(found.outputs, torch.einsum("ncij,ndij->cd", grad, grad).double(), rtol=1e-3)
+
+
+def test_the_recursion_in_place_is_woodfishers():
+    rows = torch.randn(3, 6, 4).double()
+    torch.testing.assert_close(rank_one_steps(rows, 0.01, 6), woodbury_recursion(rows, 0.01))
+
+
+def test_kfac_refuses_groups():
+    model = nn.Sequential(nn.Conv2d(4, 6, 3, groups=2), nn.Flatten(), nn.Linear(6, 3))
+    batch = (torch.randn(5, 4, 3, 3), torch.randint(3, (5,)))
+    with pytest.raises(ValueError, match="knows no grouped convolutions"):
+        pruned(model, [batch], 0.5, method="kfac")
+
+
+def test_what_the_baselines_refuse():
+    model, batches = small()
+    with pytest.raises(ValueError, match="works on the weights of linear and convolution layers"):
+        pruned(model, batches, 0.5, method="wanda", targets=["0.bias"])
+    with pytest.raises(ValueError, match="keeps dense blocks and rows in memory: give block_size"):
+        pruned(model, batches, 0.5, method="woodfisher", block_size=None)
+    with pytest.raises(ValueError, match="requires method 'mfac'; give method 'kfac' a number"):
+        pruned(model, batches, 0.5, method="kfac", damping="auto")

@@ -1,0 +1,167 @@
+"""Tasks on public data, and their errors where the data is missing."""
+
+import itertools
+import sys
+
+import pytest
+import torch
+from public_data import needs_data
+from torch import nn
+
+import mfac
+from experiments.correlations import pearson, spearman
+from experiments.datasets.folder import MissingData
+from experiments.datasets.sentence_batches import SentenceBatches, Tokens
+from experiments.tasks.glue import correct
+from experiments.tasks.glue_stsb import PairBatches
+from mfac.app.tasks import Task, TaskError, load_task
+
+TASKS = ("mnist", "fashion_mnist", "resnet20_cifar10", "glue_mrpc", "glue_rte", "glue_sst2", "glue_stsb")
+
+
+def first_gradients(task, model):
+    G = mfac.collect_gradients(model, task.loss, task.train_batches(), 2, progress=False)
+    assert G.shape[1] == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert bool(G.isfinite().all())
+    return G
+
+
+def test_digits_is_trained_quickly_and_seeded():
+    task, found = load_task("digits"), []
+    for _ in range(2):
+        torch.manual_seed(3)
+        model = task.model()
+        task.pretrain(model)
+        found.append(task.evaluate(model))
+    assert found[0] == found[1] > 0.93
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_is_complete_and_says_what_data_it_lacks(name, monkeypatch, tmp_path):
+    monkeypatch.setenv("MFAC_DATA", str(tmp_path))
+    task = load_task(f"experiments.tasks.{name}")
+    assert isinstance(task, Task)
+    assert task.evaluate is not None
+    assert task.eval_batches is not None
+    assert task.optimizer is not None
+    with pytest.raises(MissingData, match=r"`python -m experiments.datasets [a-z0-9-]+` fetches it"):
+        next(iter(task.train_batches()))
+
+
+def test_a_library_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(TaskError, match=r"need transformers: pip install 'torch-mfac\[transformers\]'"):
+        load_task("experiments.tasks.glue_rte").model()
+
+
+@needs_data
+def test_lenet_on_the_images_at_hand():
+    task = load_task("experiments.tasks.mnist")
+    model = task.model()
+    first_gradients(task, model)
+    assert sum(p.numel() for p in model.parameters()) == 266_610
+    images, _ = next(iter(task.eval_batches()))
+    assert abs(float(images.mean())) < 0.05
+    assert abs(float(images.std()) - 1) < 0.05
+    assert 0 <= task.evaluate(model) < 0.3
+
+
+@needs_data
+def test_resnet20_comes_trained():
+    task = load_task("experiments.tasks.resnet20_cifar10")
+    model = task.model()
+    images, labels = next(iter(task.eval_batches()))
+    assert task.pretrain is None
+    assert float((model(images).argmax(1) == labels).float().mean()) > 0.88
+    assert sum(p.numel() for p in model.parameters()) == 272_474
+    batch = next(iter(task.train_batches()))
+    assert float(task.loss(model, batch).detach()) < 0.3
+
+
+@needs_data
+def test_minilm_agrees_with_people_about_sentences():
+    task = load_task("experiments.tasks.glue_stsb")
+    model = task.model()
+    batches = itertools.islice(task.eval_batches(), 10)
+    with torch.no_grad():
+        cosines, scores = zip(*((model(*pair), scores) for pair, scores in batches), strict=True)
+    assert spearman(torch.cat(cosines), torch.cat(scores)) > 0.85
+    assert task.measure == "spearman"
+    batch = next(iter(task.train_batches()))
+    G = mfac.collect_gradients(model, task.loss, [batch], 1, params=["re:layer.2.output.dense"], progress=False)
+    assert bool(G.any())
+
+
+def test_pairs_are_padded_side_by_side():
+    batches = PairBatches([[1, 2], [3]], [[4], [5, 6, 7]], torch.tensor([0.2, 0.8]), size=16, shuffle=False)
+    ((first, first_mask, second, second_mask), scores) = next(iter(batches))
+    assert first.tolist() == [[1, 2], [3, 0]]
+    assert first_mask.tolist() == [[1, 1], [1, 0]]
+    assert second.tolist() == [[4, 0, 0], [5, 6, 7]]
+    assert second_mask.tolist() == [[1, 0, 0], [1, 1, 1]]
+    assert scores.tolist() == pytest.approx([0.2, 0.8])
+    many = PairBatches([[1]] * 40, [[2]] * 40, torch.arange(40.0), size=16, shuffle=True)
+    assert len(list(many)) == len(many) == 2
+    assert len(PairBatches([[1]] * 40, [[2]] * 40, torch.arange(40.0), size=16, shuffle=False)) == 3
+
+
+@needs_data
+def test_minilm_on_glue_at_hand():
+    task = load_task("experiments.tasks.glue_mrpc")
+    model = task.model()
+    assert not model.bert.embeddings.word_embeddings.weight.requires_grad
+    assert not model.training
+    batch = next(iter(task.train_batches()))
+    short = {key: value[:2] for key, value in batch.items()}
+    G = mfac.collect_gradients(model, task.loss, [short], 1, params=["classifier.weight"], progress=False)
+    assert bool(G.any())
+    assert task.measure == "accuracy"
+
+
+def test_sentences_are_padded_to_the_longest_of_the_batch():
+    examples = [Tokens([101, *range(5, 5 + n), 102], [0] * (n + 2), float(n % 2)) for n in range(1, 20)]
+    batches = list(SentenceBatches(examples, 16, shuffle=False))
+    assert [len(batch["labels"]) for batch in batches] == [16, 3]
+    first = batches[0]
+    assert first["input_ids"].shape == (16, 18)
+    assert first["attention_mask"].sum(1).tolist() == list(range(3, 19))
+    assert first["input_ids"][0].tolist() == [101, 5, 102] + [0] * 15
+    assert first["labels"].dtype == torch.int64
+    shuffled = SentenceBatches(examples, 16, shuffle=True)
+    assert len(list(shuffled)) == len(shuffled) == 1
+
+
+def test_measures_of_sentences():
+    assert correct(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1])) == 0.5
+    assert spearman(torch.tensor([[1.0], [10.0], [100.0]]), torch.tensor([1.0, 2.0, 3.0])) == pytest.approx(1)
+    ties = spearman(torch.tensor([[1.0], [1.0], [2.0]]), torch.tensor([1.0, 2.0, 3.0]))
+    assert ties == pytest.approx(3**0.5 / 2)  # Pearson's of (1.5, 1.5, 3) and (1, 2, 3)
+    assert spearman(torch.zeros(3, 1), torch.tensor([1.0, 2.0, 3.0])) == 0
+    assert pearson(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([1.0, 4.0, 9.0])) == pytest.approx(
+        0.98974, abs=1e-5
+    )
+
+
+def test_minilm_is_read_from_hugging_face_files_too(tmp_path, monkeypatch):
+    from safetensors.torch import save_file
+    from transformers import BertConfig, BertModel
+
+    from experiments.models.minilm import minilm_classifier
+
+    monkeypatch.setenv("MFAC_DATA", str(tmp_path))
+    config = BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    encoder, folder = BertModel(config), tmp_path / "minilm-l3"
+    folder.mkdir()
+    config.to_json_file(folder / "config.json")
+    with pytest.raises(
+        MissingData, match=r"has no weights; `python -m experiments.datasets minilm-l3` fetches model.safetensors"
+    ):
+        minilm_classifier(2)
+    save_file({name: value.half() for name, value in encoder.state_dict().items()}, folder / "model.safetensors")
+    model = minilm_classifier(2)
+    layer = "encoder.layer.0.output.dense.weight"
+    assert torch.equal(model.bert.state_dict()[layer], encoder.state_dict()[layer].half().float())
+    assert isinstance(model.classifier, nn.Linear)
+    save_file({"something.weight": torch.zeros(2)}, folder / "model.safetensors")
+    with pytest.raises(TaskError, match=r"do not fit its config.json"):
+        minilm_classifier(2)

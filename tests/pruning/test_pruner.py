@@ -1,0 +1,121 @@
+"""Pruner: one step at a time, saved and resumed between any two; and the options that all entry points share."""
+
+import inspect
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from models import cnn, mlp
+from torch.utils.data import DataLoader, TensorDataset
+
+from mfac.pruning import GradualPruner, prune
+from mfac.pruning.batch_stream import BatchStream
+from mfac.pruning.options import PruningOptions
+from mfac.pruning.step import Pruner
+
+QUICK = PruningOptions(num_grads=4, block_size=8, recomputations=3, loss_batches=2, progress=False)
+
+
+def state_of(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def same(left, right):
+    return left.keys() == right.keys() and all(torch.equal(value, right[name]) for name, value in left.items())
+
+
+def loader(generator=None):
+    torch.manual_seed(3)
+    data = TensorDataset(torch.randn(24, 5), torch.randint(3, (24,)))
+    return DataLoader(data, batch_size=4, shuffle=True, generator=generator)
+
+
+@pytest.mark.parametrize("entry", [prune, GradualPruner])
+def test_every_option_is_an_argument_with_its_default(entry):
+    arguments = inspect.signature(entry).parameters
+    for option in fields(PruningOptions):
+        default = 0 if (entry, option.name) == (GradualPruner, "seed") else option.default
+        assert arguments[option.name].default == default, option.name
+    ours = {option.name for option in fields(PruningOptions)}
+    own = {"model", "loss_fn", "batches", "masks", "on_step", "sparsity", "schedule", "optimizer", "reset_momentum"}
+    assert set(arguments) - ours <= own
+
+
+def test_steps_are_those_of_prune():
+    case, twin = mlp(), mlp()
+    pruner = Pruner(case.model, case.loss_fn, [case.batch], 0.6, QUICK)
+    assert (pruner.total, pruner.steps_done, pruner.done) == (3, 0, False)
+    for number in (1, 2, 3):
+        assert pruner.step().step == pruner.steps_done == number
+    assert pruner.done
+    options = {option.name: getattr(QUICK, option.name) for option in fields(QUICK)}
+    result = prune(twin.model, twin.loss_fn, [twin.batch], 0.6, **options)
+    assert same(state_of(case.model), state_of(twin.model))
+    assert same(pruner.result.masks, result.masks)
+    with pytest.raises(RuntimeError, match="all 3 steps are done"):
+        pruner.step()
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.parametrize("own_generator", [False, True])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_resumed_run_is_that_of_an_undisturbed_one(tmp_path, steps, own_generator, seed):
+    def build(start):
+        case = mlp()
+        case.model.insert(1, torch.nn.BatchNorm1d(7))
+        batches = loader(torch.Generator().manual_seed(start) if own_generator else None)
+        bn_batches = loader(torch.Generator().manual_seed(start))
+        torch.manual_seed(start)
+        stream = BatchStream(batches, seed)
+        next(stream)  # a stream that something else has drawn from
+        return case.model, Pruner(case.model, case.loss_fn, stream, 0.7, replace(QUICK, bn_batches=bn_batches))
+
+    model, pruner = build(1)
+    for _ in range(steps):
+        pruner.step()
+    torch.save({"model": model.state_dict(), "pruner": pruner.state_dict()}, tmp_path / "state.pt")
+    pruner.run()
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    other_model, other = build(2)
+    other.load_state_dict(state["pruner"])
+    other_model.load_state_dict(state["model"])
+    assert other.steps_done == steps
+    other.run()
+    assert same(state_of(model), state_of(other_model))
+    assert same(pruner.result.masks, other.result.masks)
+    assert [r.loss_before for r in pruner.result.history] == [r.loss_before for r in other.result.history]
+
+
+def test_a_state_of_another_run_is_refused():
+    case = mlp()
+    pruner = Pruner(case.model, case.loss_fn, [case.batch], 0.6, QUICK)
+    pruner.step()
+    other = Pruner(case.model, case.loss_fn, [case.batch], 0.5, QUICK)
+    with pytest.raises(ValueError, match="saved by a run with another plan; build it with the same arguments"):
+        other.load_state_dict(pruner.state_dict())
+    assert other.steps_done == 0
+    assert all(mask.all() for mask in other.weights.masks.values())
+
+
+def test_a_method_of_ones_own():
+    case = cnn()
+
+    class LastFirst:
+        damping = None
+
+        def measure(self, step):
+            return torch.arange(step.layout.dim, 0, -1, dtype=torch.float64)
+
+        def curvature(self, step, measured):
+            self.order = measured
+            return self
+
+        def scores(self, theta):
+            return self.order
+
+        def remove(self, theta, removed, update):
+            return torch.where(removed, -theta, 0.0), None
+
+    result = Pruner(case.model, case.loss_fn, [case.batch], 0.5, replace(QUICK, floor=0), method=LastFirst()).run()
+    flat = torch.cat([mask.flatten() for mask in result.masks.values()])
+    assert flat[: int(flat.sum())].all()
