@@ -145,21 +145,9 @@ def searched(name: str, lr: float) -> str:
     return f"search, {name}, lr {lr:g}"
 
 
-def table(cells: dict[str, Any]) -> str:
-    lines = [
-        "| run | learning rate | 95 % | 98 % | pruning, s | training, s |", "| --- | --- | --- | --- | --- | --- |"
-    ]  # fmt: skip
-    for name in (name for name in METHODS if name in cells):
-        rows = cells[name]["steps"]
-        ends = " | ".join(f"{row['finished']:.2f}" for row in rows if "finished" in row)
-        spent = [round(sum(row[key] for row in rows)) for key in ("pruning_seconds", "training_seconds")]
-        lines.append(f"| {name} | {cells[name]['learning_rate']:g} | {ends} | {spent[0]} | {spent[1]} |")
-    return "\n".join(lines)
-
-
 def plot(folder: Path = RESULTS, images: Path = IMAGES) -> Path:
     cells = Ledger("gradual_resnet20", COMMAND, folder).cells
-    print(f"dense {cells['dense']:.2f}\n{table(cells)}")
+    print(f"dense {cells['dense']:.2f}")
     figure, ((axis,),) = drawing.panels()
     for number, name in enumerate(name for name in METHODS if name in cells):
         rows = cells[name]["steps"]
@@ -167,6 +155,8 @@ def plot(folder: Path = RESULTS, images: Path = IMAGES) -> Path:
         values = [row[key] for row in rows for key in ("pruned", "trained")]
         axis.plot(steps, values, label=f"{name}: after pruning, after training", **drawing.style(number))
         ends = drawing.curve((i + 0.7, row["finished"]) for i, row in enumerate(rows) if "finished" in row)
+        spent = [round(sum(row[key] for row in rows)) for key in ("pruning_seconds", "training_seconds")]
+        print(f"{name}: learning rate {cells[name]['learning_rate']:g}, {ends[1]} %, pruning and training {spent} s")
         axis.plot(*ends, f"C{number}*", markersize=11, label=f"{name}: after the last training")
     axis.axhline(cells["dense"], color="0.6", linewidth=1, linestyle="--")
     axis.set_xticks(range(len(SCHEDULE)), [f"{100 * sparsity:.1f} %" for sparsity in SCHEDULE])

@@ -18,11 +18,11 @@ rather than in each. So the cosine between sums of steps, over as many as the wi
 
 import argparse
 import math
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice, repeat
+from statistics import mean, stdev
 from typing import Any
 
 import torch
@@ -194,8 +194,10 @@ def table() -> None:
         for key in STORAGES:
             runs = [run for title, run in cells.items() if title.startswith(f"run, {key}, seed")]
             if runs:
-                losses, accuracies = [last_loss(run) for run in runs], [accuracy_of(run) for run in runs]
-                told = "{:.4f} ± {:.4f}, {:.2f} ± {:.2f} %".format(*figures(losses), *figures(accuracies))
+                losses, percents = [last_loss(run) for run in runs], [accuracy_of(run) for run in runs]
+                told = (
+                    f"{mean(losses):.4f} ± {deviation(losses):.4f}, {mean(percents):.2f} ± {deviation(percents):.2f} %"
+                )
                 print(f"{name}, {key}, {len(runs)} seeds: {told}")
         for title, run in cells.items():
             if title.startswith("rival"):
@@ -206,8 +208,8 @@ def accuracy_of(run: dict[str, Any]) -> float:
     return accuracies(run)[1][-1]
 
 
-def figures(values: list[float]) -> tuple[float, float]:
-    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else math.nan
+def deviation(values: list[float]) -> float:
+    return stdev(values) if len(values) > 1 else math.nan
 
 
 def main() -> None:
