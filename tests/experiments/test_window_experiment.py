@@ -77,5 +77,5 @@ def test_sentences(measure, name, storages, tmp_path, monkeypatch):
     assert set(cells) == {f"run, {key}, seed 1" for key in storages}
     for cell in cells.values():
         assert (len(cell["losses"]), cell["window"], cell["finished"]) == (2, 2, True)
-        assert 0 <= windows.accuracy_of(cell) <= 100
+        assert 0 <= windows.accuracies(cell)[1][-1] <= 100
         assert cell["peak_gib"] > 0.1
