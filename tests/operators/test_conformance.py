@@ -69,11 +69,7 @@ def test_symmetric_and_positive(built):
     x, y = torch.randn(2, 40)
     assert torch.allclose(x @ (built.op @ y), y @ (built.op @ x), rtol=1e-4, atol=1e-3)
     assert torch.linalg.eigvalsh(built.op.to_dense().double()).min() > 0
-
-
-def test_to_dense_is_the_inverse(built):
-    dense, _ = truth(built)
-    assert oracle.error(built.op.to_dense(), dense) < 1e-5
+    assert oracle.error(built.op.to_dense(), truth(built)[0]) < 1e-5
 
 
 def test_elements_take_every_form_of_index(built):
@@ -146,13 +142,6 @@ def test_one_block_is_the_full_matrix_and_one_page_is_many():
     expected = mfac.StaticInverseFisher(rows, 1e-2) @ x
     for options in ({"block_size": 40}, {"block_size": 99}, {"page_size": 1}, {"page_size": 13}, {"page_size": 99}):
         assert torch.allclose(mfac.StaticInverseFisher(rows, 1e-2, **options) @ x, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_row_weights_of_one_over_m_are_the_default():
-    rows, x = mixed(12, 40), torch.randn(40)
-    weights = torch.full((12,), 1 / 12)
-    expected = mfac.StaticInverseFisher(rows, 1e-2) @ x
-    assert torch.allclose(mfac.StaticInverseFisher(rows, 1e-2, row_weights=weights) @ x, expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("block_size", [7, 15])
