@@ -146,7 +146,6 @@ def searched(name: str, lr: float) -> str:
 
 
 def table(cells: dict[str, Any]) -> str:
-    """Accuracy of the finished models, in Markdown."""
     lines = [
         "| run | learning rate | 95 % | 98 % | pruning, s | training, s |", "| --- | --- | --- | --- | --- | --- |"
     ]  # fmt: skip

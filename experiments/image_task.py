@@ -80,7 +80,6 @@ def folder_batches(request: Request, split: str, batch_size: int, seed: int | No
 
 @torch.no_grad()
 def accuracies(model: nn.Module, batches: FolderBatches) -> dict[str, float]:
-    """Top-1 and top-5 accuracy in per cent."""
     right, total = dict.fromkeys(TOP, 0), 0
     training = model.training
     model.eval()

@@ -34,8 +34,6 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Task:
-    """Model and batches by seed, a test, and how long to train."""
-
     model: Callable[[int], nn.Module]
     batches: Callable[[int], Iterable[tuple[Tensor, Tensor]]]
     test: Callable[[nn.Module], dict[str, float]]
@@ -112,7 +110,6 @@ def train(task: Task, make: Make, steps: int, seed: int, tests: bool = True) -> 
 
 
 def compare(name: str) -> None:
-    """The search and the runs of one task, for every optimizer."""
     build, entrants = TASKS[name]
     task = build()
     ledger = Ledger(f"optimizers_{name}", f"python -m experiments.optimizers {name}")
@@ -199,7 +196,6 @@ def plot_windows() -> None:
 
 
 def plot() -> None:
-    """docs/images/optimizers_*.png."""
     for name in TASKS:
         if (RESULTS / f"optimizers_{name}.json").exists():
             plot_task(name)

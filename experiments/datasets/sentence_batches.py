@@ -1,4 +1,4 @@
-"""The tasks of GLUE as batches of tokens, each padded to its longest sentence."""
+"""The tasks of GLUE as batches of tokens, each padded to its longest example."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ Batch = dict[str, Tensor]
 
 
 class Tokens(NamedTuple):
-    """Of one sentence or pair: the ids, which of the two sentences each belongs to, and the label."""
+    """Of one example: token ids, which of the two sentences each belongs to, and the label."""
 
     ids: list[int]
     types: list[int]
@@ -30,16 +30,9 @@ def encode(task: str, split: str, tokenizer: Any, longest: int, cut: bool = True
 
 
 class SentenceBatches:
-    """Batches as a Hugging Face model takes them.
+    """Batches as a Hugging Face model takes them; `regression`: labels are numbers.
 
-    The order of a shuffled pass is drawn when the pass begins, and its last batch is left out if it is smaller.
-
-    Args:
-        examples: of `encode`.
-        batch_size: of every batch.
-        shuffle: a new order in each pass.
-        regression: labels are numbers, not classes.
-        generator: of the order; None: torch's global random state.
+    The order of a shuffled pass is drawn from `generator` or torch's global state; a smaller last batch is left out.
     """
 
     def __init__(

@@ -17,13 +17,10 @@ class PaddedShortcut(nn.Module):
         self.added = (channels_out - channels_in) // 2
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, in, h, w] -> [n, out, h/2, w/2]."""
         return F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, self.added, self.added))
 
 
 class BasicBlock(nn.Module):
-    """Two 3 x 3 convolutions and a shortcut around them."""
-
     def __init__(self, channels_in: int, channels_out: int, stride: int, projection: bool):
         super().__init__()
         self.conv1 = nn.Conv2d(channels_in, channels_out, 3, stride, 1, bias=False)
@@ -38,7 +35,6 @@ class BasicBlock(nn.Module):
             self.downsample = PaddedShortcut(channels_in, channels_out)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, in, h, w] -> [n, out, h/stride, w/stride]."""
         y = F.relu(self.bn1(self.conv1(x)))
         return F.relu(self.bn2(self.conv2(y)) + self.downsample(x))
 
@@ -46,10 +42,7 @@ class BasicBlock(nn.Module):
 class ResNet(nn.Module):
     """6n + 2 layers in three stages of n blocks, 16, 32 and 64 channels wide.
 
-    Args:
-        depth: 20, 32, 44, ...
-        num_classes: of the classifier.
-        projection: shortcuts between stages by a 1 x 1 convolution (True) or by padding, without parameters.
+    Shortcuts between stages are 1 x 1 convolutions with `projection`, or else padded.
     """
 
     def __init__(self, depth: int = 20, num_classes: int = 10, projection: bool = True):
@@ -68,7 +61,6 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, 3, h, w] -> scores of the classes [n, classes]."""
         x = F.relu(self.bn1(self.conv1(x)))
         x = self.layer3(self.layer2(self.layer1(x)))
         return self.fc(x.mean((2, 3)))

@@ -8,13 +8,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from distributed_cases import Training
+from optimizers import through_a_file
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
-    get_optimizer_state_dict,
     get_state_dict,
     set_model_state_dict,
-    set_optimizer_state_dict,
     set_state_dict,
 )
 
@@ -87,13 +86,6 @@ def test_saved_on_ranks_it_goes_on_without_a_process_group(folders, expected):
         torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12)
 
 
-def through_a_file(state, trusted=False):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=not trusted)
-
-
 def resumed_from_own_file(group, way, options):
     """The weights of a run that was left alone, and of one that every rank has saved and loaded for itself.
 
@@ -104,7 +96,7 @@ def resumed_from_own_file(group, way, options):
     twin.model.load_state_dict(copy.deepcopy(training.model.state_dict()))
     # Columns of masked shards are uneven, which torch has a class for that it does not load unasked.
     trusted = training.placed and options["masked"]
-    twin.optimizer.load_state_dict(through_a_file(training.optimizer.state_dict(), trusted))
+    twin.optimizer.load_state_dict(through_a_file(training.optimizer.state_dict(), not trusted))
     for step in range(SAVED, SAVED + MORE):
         training.backward(step)
         for ours, theirs in zip(twin.model.parameters(), training.model.parameters(), strict=True):
@@ -196,24 +188,6 @@ def test_compressed_rows_can_be_loaded_on_as_many_ranks_only(rank_pool, tmp_path
     for message in rank_pool.run(3, compressed_elsewhere, str(tmp_path), options, False):
         assert "Missing key in checkpoint" in message
         assert "of 3" in message
-
-
-def full_state(group):
-    """A whole state on every rank, as get_optimizer_state_dict gathers it, and loaded again."""
-    training = Training(group, "fsdp", momentum=0.9).steps(range(SAVED))
-    options = StateDictOptions(full_state_dict=True)
-    state = get_optimizer_state_dict(training.model, training.optimizer, options=options)
-    shape = tuple(state["state"]["0.weight"]["rows"].shape)
-    twin = Training(group, "fsdp", momentum=0.9)
-    twin.model.load_state_dict(copy.deepcopy(training.model.state_dict()))
-    set_optimizer_state_dict(twin.model, twin.optimizer, state, options=options)
-    return shape, *(each.steps(range(SAVED, SAVED + MORE)).weights() for each in (training, twin))
-
-
-def test_a_full_state_of_sharded_parameters(rank_pool):
-    for shape, weights, resumed in rank_pool.run(2, full_state):
-        assert shape == (8, 7, 5)
-        torch.testing.assert_close(resumed, weights, rtol=1e-12, atol=1e-13)
 
 
 def loads_shares_alone(group):

@@ -14,9 +14,9 @@ def blocks(sizes, block_size):
     return starts
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("sizes", [(100,), (12, 20), (1, 1, 1), (40, 0, 3, 57), (5, 128, 700)])
-@pytest.mark.parametrize("block_size", [None, 1, 7, 64])
+@pytest.mark.parametrize("count", [1, 3, 7])
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (40, 0, 3, 57), (5, 128, 700)])
+@pytest.mark.parametrize("block_size", [None, 7, 64])
 def test_shares_follow_one_another_and_end_where_blocks_end(sizes, count, block_size):
     shares = column_shares(sizes, count, block_size)
     assert len(shares) == count

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_experiments import needs_data
+from public_data import needs_data
 from torch import nn
 
 from experiments import ledger, windows

@@ -195,7 +195,7 @@ def test_tokens_that_repeat_are_added_in_their_order():
 
 def rows_of_tokens(tokens: Tensor, gradients: Tensor) -> Tensor:
     rows = torch.zeros(7, 3 * 128)
-    Rows(rows.unbind(), {0: slice(0, 3 * 128)}, True).add_lines(0, tokens, gradients)
+    Rows(rows.unbind(), {0: slice(0, 3 * 128)}).add_embedding(0, tokens, gradients, None)
     return rows
 
 

@@ -1,22 +1,12 @@
-"""The preconditioner by itself: its edges, and its state."""
+"""The preconditioner by itself: where it differs from the optimizer, and its state."""
 
 import copy
 
 import pytest
 import torch
-from optimizers import (
-    loss_of,
-    mfac,
-    network,
-    same,
-    through_a_file,
-    trained_by_name,
-    weights,
-)
+from optimizers import loss_of, mfac, network, same, through_a_file, trained, weights
 
 from mfac import MFACPreconditioner
-
-# The preconditioner.
 
 
 def precondition(model, preconditioner, optimizer, steps):
@@ -27,8 +17,8 @@ def precondition(model, preconditioner, optimizer, steps):
         optimizer.step()
 
 
-@pytest.mark.parametrize("steps", [0, 3, 8])
-def test_a_preconditioner_saved_and_loaded_goes_on_bit_for_bit(steps):
+@pytest.mark.parametrize("steps", [0, 8])
+def test_a_preconditioner_saved_and_loaded_continues_bit_for_bit(steps):
     def build(model):
         options = {"num_grads": 5, "damping": 0.1, "update_every": 2}
         return MFACPreconditioner(model.parameters(), **options), torch.optim.SGD(model.parameters(), 0.02)
@@ -46,11 +36,9 @@ def test_a_preconditioner_saved_and_loaded_goes_on_bit_for_bit(steps):
 
 
 def test_a_preconditioner_refuses_the_state_of_something_else():
-    model, optimizer = trained_by_name(mfac, 3)
+    model, optimizer = trained(mfac, 3)
     preconditioner = MFACPreconditioner(model.parameters(), 5)
-    with pytest.raises(
-        ValueError, match="not a state of MFACPreconditioner: it has no window; did an optimizer save it"
-    ):
+    with pytest.raises(ValueError, match="not a state of MFACPreconditioner: it has no window; did an optimizer save"):
         preconditioner.load_state_dict(optimizer.state_dict())
     with pytest.raises(ValueError, match="this state has no window"):
         optimizer.load_state_dict(preconditioner.state_dict())
@@ -60,34 +48,26 @@ def test_a_preconditioner_refuses_the_state_of_something_else():
         preconditioner.load_state_dict(MFACPreconditioner(model.parameters(), 6).state_dict())
 
 
-# The preconditioner, where it differs from the optimizer.
-
-
-def test_a_preconditioner_leaves_gradients_alone_when_it_does_nothing():
+def test_a_preconditioner_leaves_gradients_unchanged_when_it_does_nothing():
     model = network()
     preconditioner = MFACPreconditioner(model.parameters(), 4, nonfinite="skip")
     assert not preconditioner.step()
     loss_of(model, 0).backward()
-    model[0].bias.grad[0] = torch.nan
+    model[0].bias.grad[0] = torch.inf
     grads = [parameter.grad.clone() for parameter in model.parameters()]
     assert not preconditioner.step()
     assert preconditioner.skipped == 1
-    assert all(torch.equal(p.grad.nan_to_num(), g.nan_to_num()) for p, g in zip(model.parameters(), grads, strict=True))
-    strict = MFACPreconditioner(model.parameters(), 4)
-    with pytest.raises(RuntimeError, match="the gradient is not finite"):
-        strict.step()
+    assert same([parameter.grad for parameter in model.parameters()], grads)
 
 
-def test_a_preconditioner_keeps_what_is_none_and_takes_groups():
+def test_a_preconditioner_works_in_place_and_keeps_none():
     model = network()
-    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters()}]
-    preconditioner = MFACPreconditioner(groups, 4, 0.1)
+    preconditioner = MFACPreconditioner([{"params": layer.parameters()} for layer in (model[0], model[2])], 4, 0.1)
     loss_of(model, 0).backward()
     model[2].bias.grad = None
     before = [parameter.grad for parameter in model.parameters()]
     copies = [None if gradient is None else gradient.clone() for gradient in before]
     assert preconditioner.step()
-    assert model[2].bias.grad is None
     for parameter, gradient, old in zip(model.parameters(), before, copies, strict=True):
-        assert parameter.grad is gradient  # in place
+        assert parameter.grad is gradient
         assert gradient is None or not torch.equal(gradient, old)

@@ -13,10 +13,10 @@ SEQUENCES = (list, tuple)
 
 
 def passes(batches: Iterable[Batch], cycle: bool = False) -> Iterator[Batch]:
-    """Every batch; with `cycle`, from the start again at the end. A generator is not closed: others may go on with it.
+    """Every batch; with `cycle`, again and again. A generator is not closed, so that the next call can continue it.
 
     Raises:
-        ValueError: `batches` is a single batch; or, when it is run through, it cannot be started again.
+        ValueError: `batches` is a single batch, or cannot be started again.
     """
     if isinstance(batches, Mapping):
         raise ValueError("batches is one dict, not an iterable of batches; pass [batch], or a DataLoader")
@@ -40,7 +40,7 @@ def _endless(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def map_tensors(batch: Batch, change: Callable[[Tensor], Any]) -> Batch:
-    """A batch of the same structure with every tensor changed; anything else in it is kept as it is."""
+    """A batch of the same structure with every tensor changed and anything else kept."""
     if isinstance(batch, Tensor):
         return change(batch)
     if isinstance(batch, SEQUENCES):
@@ -59,17 +59,11 @@ def tensors(batch: Batch) -> list[Tensor]:
     if isinstance(batch, Tensor):
         return [batch]
     parts = batch if isinstance(batch, SEQUENCES) else batch.values() if isinstance(batch, Mapping) else ()
-    found: list[Tensor] = []
-    for part in parts:
-        if isinstance(part, Tensor):
-            found.append(part)
-        else:
-            found += tensors(part)
-    return found
+    return [tensor for part in parts for tensor in tensors(part)]
 
 
 def sample_tensors(batch: Batch) -> list[Tensor]:
-    """The tensors that have one entry a sample: all but those of no dimension."""
+    """The tensors with one entry per sample: all but those of no dimension."""
     return [tensor for tensor in tensors(batch) if tensor.ndim]
 
 
@@ -83,7 +77,7 @@ def num_samples(batch: Batch, index: int) -> int:
     """How many samples a batch has: the leading dimension that all its tensors share.
 
     Raises:
-        ValueError: it has no tensor, the tensors disagree, or it holds a list of something else, one a sample.
+        ValueError: there is none, or the batch holds a list of something else with one entry per sample.
     """
     lengths = sorted({len(tensor) for tensor in sample_tensors(batch)})
     if len(lengths) != 1:
@@ -112,10 +106,7 @@ def singles(batch: Batch) -> Iterator[Batch]:
 
 
 def move(batch: Batch, device: torch.device) -> Batch:
-    """The batch with its tensors on `device`; the batch itself where they are there already.
-
-    The copy is waited for: its source may be used again for the next batch.
-    """
+    """The batch with its tensors on `device`. Copies are synchronous: their source may be reused for the next batch."""
     if all(tensor.device == device for tensor in tensors(batch)):
         return batch
     return map_tensors(batch, lambda tensor: tensor.to(device))
@@ -127,12 +118,9 @@ def placed(batch: Batch, device: torch.device | None) -> Batch:
     The last bit of a matrix product can depend on where the memory begins. Views and arrays of other libraries begin
     anywhere; copies of them give the same bits in every process.
     """
-    for tensor in tensors(batch):
-        if tensor.data_ptr() % ALIGNMENT or (device is not None and tensor.device != device):
-            break
-    else:
-        return batch
     moved = batch if device is None else move(batch, device)
+    if all(tensor.data_ptr() % ALIGNMENT == 0 for tensor in tensors(moved)):
+        return moved
     return map_tensors(moved, lambda tensor: tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor)
 
 

@@ -10,21 +10,18 @@ from torch.nn import functional as F
 
 
 class Noise:
-    """Random numbers for a batch that is made of as many equal parts as there are seeds.
+    """Random numbers for a batch of as many equal parts as there are seeds.
 
-    Those of a part depend on its seed alone, not on what other samples it is with, nor on the device: they are drawn
-    on the CPU.
+    Those of a part depend on its seed alone: not on the other parts, nor on the device, as they are drawn on the CPU.
     """
 
     def __init__(self, seeds: Sequence[int]):
         self.seeds = seeds
 
     def uniform(self, like: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
-        """Between 0 and 1, in float64."""
         return self._draw(torch.rand, like, torch.float64)
 
     def normal(self, like: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
-        """Of mean 0 and variance 1."""
         return self._draw(torch.randn, like, like.dtype)
 
     def _draw(self, draw: Callable[..., Tensor], like: Tensor, dtype: torch.dtype) -> Tensor:
@@ -50,11 +47,7 @@ def draw_normal(mean: Float[Tensor, "n ..."], noise: Noise) -> Float[Tensor, "n 
 
 
 def draw_targets(criterion: Any, output: Tensor, targets: Tensor, noise: Noise) -> Tensor:
-    """Targets from the distribution whose negative log-likelihood the criterion is.
-
-    Raises:
-        ValueError: it is not known to be any.
-    """
+    """Targets from the distribution whose negative log-likelihood the criterion is; ValueError if none is known."""
     if isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss) or criterion in (F.cross_entropy, F.nll_loss):
         drawn = draw_classes(output, noise)  # the softmax of log-probabilities is the probabilities
         if targets.is_floating_point():

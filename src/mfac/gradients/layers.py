@@ -1,11 +1,12 @@
 """Layers that leave `vmap`, so that their per-sample weight gradients go straight into the rows of G.
 
 Inside `vmap` the model sees one sample. A call of a linear, embedding or convolution layer is caught on the way and
-runs outside, on plain tensors that hold all c samples, as one ordinary batch. The inputs and the place of the output in
-the autograd graph are kept as a `Use`: once the gradient of the output is known, each sample's weight gradient follows.
+runs outside, on plain tensors that hold all c samples, as one ordinary batch. Its inputs and the place of its output in
+the autograd graph are kept: once the gradient of the output is known, each sample's weight gradient follows from them.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,30 +18,24 @@ from torch.nn import functional as F
 from torch.nn import grad as conv_grad
 from torch.overrides import TorchFunctionMode
 
-CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-CONV_WEIGHT = {1: conv_grad.conv1d_weight, 2: conv_grad.conv2d_weight, 3: conv_grad.conv3d_weight}
 CACHED = 1 << 18  # numbers of weight gradients that are formed at a time on a CPU
+BACKWARD = "the loss function calls backward or grad itself"
 REFUSED = {
-    torch.autograd.grad: "the loss function calls backward or grad itself",
-    torch.autograd.backward: "the loss function calls backward or grad itself",
-    Tensor.backward: "the loss function calls backward or grad itself",
+    torch.autograd.grad: BACKWARD,
+    torch.autograd.backward: BACKWARD,
+    Tensor.backward: BACKWARD,
     Tensor.register_hook: "a tensor has a backward hook, which expects the gradient of one sample",
 }
 
 
 class Rows:
-    """The rows of c samples: the first contribution to a parameter overwrites, the others are added.
+    """The rows of c samples, which hold zeros: the first gradient of a parameter (an id) is copied, others are added.
 
     `bound` is at least as large as any number in the rows: finite if they are, and much cheaper than reading them.
-
-    Args:
-        rows: one tensor for each sample.
-        slots: {id of a parameter: its columns}.
-        zeroed: whether the rows hold zeros already; fresh memory does, and need not be touched.
     """
 
-    def __init__(self, rows: Sequence[Float[Tensor, "d"]], slots: dict[int, slice], zeroed: bool):
-        self.rows, self.slots, self.zeroed = rows, slots, zeroed
+    def __init__(self, rows: Sequence[Float[Tensor, "d"]], slots: dict[int, slice]):
+        self.rows, self.slots = rows, slots
         self.bound = torch.zeros((), device=rows[0].device)
         self._written: set[int] = set()
 
@@ -48,38 +43,40 @@ class Rows:
         self.bound += _largest(value)
         self._put(parameter, value, self._is_first(parameter))
 
-    def add_products(self, parameter: int, A: Float[Tensor, "c t o"], B: Float[Tensor, "c t i"]) -> None:
-        """Adds AᵀB for each sample: the weight gradient of a linear layer."""
-        self.bound += _largest(A) * _largest(B) * A.shape[1]
-        first, count = self._is_first(parameter), len(A)
-        if A.device.type == "cpu":
-            count = max(1, CACHED // (A.shape[2] * B.shape[2]))
-        for start in range(0, len(A), count):
-            left, right = A[start : start + count].mT, B[start : start + count].to(A.dtype)
-            self._put(parameter, left * right if left.shape[2] == 1 else torch.bmm(left, right), first, start)
+    def add_linear(self, parameter: int, x: Float[Tensor, "c t i"], dy: Float[Tensor, "c t o"]) -> None:
+        """Adds dyᵀx for each sample, a few samples at a time on a CPU so that products stay in the cache."""
+        self.bound += _largest(dy) * _largest(x) * x.shape[1]
+        first, c = self._is_first(parameter), len(x)
+        if first and x.shape[1] == 1 and x.device.type == "cpu":  # bound by memory: each number is written once
+            for row, left, right in zip(self.rows, dy.mT, x.to(dy.dtype), strict=True):
+                torch.mul(left, right, out=row[self.slots[parameter]].view(len(left), -1))
+            return
+        count = max(1, CACHED // (dy.shape[2] * x.shape[2])) if x.device.type == "cpu" else c
+        for start in range(0, c, count):
+            left, right = dy[start : start + count].mT, x[start : start + count].to(dy.dtype)
+            self._put(parameter, torch.bmm(left, right), first, start)
 
-    def add_lines(self, parameter: int, lines: Int[Tensor, "c t"], values: Float[Tensor, "c t e"]) -> None:
-        """Adds values[s, t] to line lines[s, t] of the parameter: the weight gradient of an embedding.
-
-        Repeated lines are added in their order, so that the bits are the same in every run.
-        """
-        self.bound += _largest(values) * lines.shape[1]
-        first, slot = self._is_first(parameter), self.slots[parameter]
-        for row, at, value in zip(self.rows, lines.unbind(), values.unbind(), strict=True):
-            table = row[slot].view(-1, values.shape[2])
-            if first and not self.zeroed:
-                table.zero_()
+    def add_embedding(
+        self, parameter: int, lines: Int[Tensor, "c t"], dy: Float[Tensor, "c t e"], padding: int | None
+    ) -> None:
+        """Adds dy[s, t] to line lines[s, t]; repeated lines in their order, so that bits are the same in every run."""
+        if padding is not None:
+            dy = dy.masked_fill((lines == padding).unsqueeze(2), 0)
+        self.bound += _largest(dy) * lines.shape[1]
+        self._written.add(parameter)
+        slot = self.slots[parameter]
+        for row, at, value in zip(self.rows, lines.unbind(), dy.unbind(), strict=True):
+            table = row[slot].view(-1, dy.shape[2])
             if row.device.type == "cpu":
                 table.index_add_(0, at, value.to(row.dtype))
             else:  # sorts there, where index_add_ does not keep the order
                 table.index_put_((at,), value.to(row.dtype), accumulate=True)
 
-    def finish(self) -> None:
-        """Zeros for the parameters that nothing was added to."""
-        if not self.zeroed:
-            for parameter in self.slots.keys() - self._written:
-                for row in self.rows:
-                    row[self.slots[parameter]].zero_()
+    def add_convolution(
+        self, parameter: int, x: Float[Tensor, "c n i ..."], dy: Float[Tensor, "c n o ..."],
+        gradient: Callable[[Tensor, Tensor], Tensor],
+    ) -> None:  # fmt: skip
+        self.add(parameter, torch.func.vmap(gradient)(x.to(dy.dtype), dy))
 
     def _is_first(self, parameter: int) -> bool:
         first = parameter not in self._written
@@ -89,43 +86,18 @@ class Rows:
     def _put(self, parameter: int, value: Float[Tensor, "n ..."], first: bool, start: int = 0) -> None:
         slot = self.slots[parameter]
         places = [row[slot] for row in self.rows[start : start + len(value)]]
-        values = value.reshape(len(value), -1).to(places[0].dtype).unbind()
         write = torch._foreach_copy_ if first else torch._foreach_add_
-        write(places, values)
+        write(places, value.reshape(len(value), -1).to(places[0].dtype).unbind())
+
+
+Write = Callable[..., None]
 
 
 class Use(NamedTuple):
-    """A call of a layer: `write` takes the rows, this use and the gradient of the output."""
+    """A call of a layer: `write(rows, dy)` adds its weight gradients, given that of the output."""
 
     output: GradientEdge
-    x: Tensor
-    samples: int
-    weight: int
-    bias: int | None
-    options: Any
-    write: Callable[[Rows, "Use", Tensor], None]
-
-
-def _write_linear(rows: Rows, use: Use, dy: Float[Tensor, "n o"]) -> None:
-    A, B = (tensor.reshape(use.samples, -1, tensor.shape[-1]) for tensor in (dy, use.x))
-    rows.add_products(use.weight, A, B)
-    if use.bias is not None:
-        rows.add(use.bias, A.sum(1))
-
-
-def _write_embedding(rows: Rows, use: Use, dy: Float[Tensor, "n e"]) -> None:
-    if use.options is not None:
-        dy = dy.masked_fill((use.x == use.options).unsqueeze(1), 0)
-    rows.add_lines(use.weight, use.x.view(use.samples, -1), dy.reshape(use.samples, -1, dy.shape[-1]))
-
-
-def _write_convolution(rows: Rows, use: Use, dy: Float[Tensor, "n o ..."]) -> None:
-    shape, options = use.options
-    x, dy = (tensor.unflatten(0, (use.samples, -1)) for tensor in (use.x, dy))
-    weight = CONV_WEIGHT[len(shape) - 2]
-    rows.add(use.weight, torch.func.vmap(lambda x, dy: weight(x, shape, dy, *options))(x.to(dy.dtype), dy))
-    if use.bias is not None:
-        rows.add(use.bias, dy.sum(dim=(1, *range(3, dy.ndim))))
+    write: Write
 
 
 class BranchError(Exception):
@@ -137,12 +109,9 @@ class BranchError(Exception):
 
 
 class Interception(TorchFunctionMode):
-    """Catches the calls of layers by their weights, attention, and branches on data.
+    """Catches layers by the ids of their weights, attention, and branches on data; notes the layers in `uses`.
 
-    Args:
-        caught: the ids of the parameters whose layers are caught.
-        each: a tensor that `vmap` maps over, so that every caught call is a mapped one.
-        uses: where the calls are noted.
+    `each` is a tensor that `vmap` maps over, which makes every caught call a mapped one.
     """
 
     def __init__(self, caught: set[int], each: Tensor, uses: list[Use]):
@@ -151,9 +120,9 @@ class Interception(TorchFunctionMode):
         self._rules: dict[Any, Callable[..., Any]] = {
             F.linear: self._linear,
             F.embedding: self._embedding,
-            torch.conv1d: self._convolution,
-            torch.conv2d: self._convolution,
-            torch.conv3d: self._convolution,
+            torch.conv1d: partial(self._convolution, F.conv1d, conv_grad.conv1d_weight),
+            torch.conv2d: partial(self._convolution, F.conv2d, conv_grad.conv2d_weight),
+            torch.conv3d: partial(self._convolution, F.conv3d, conv_grad.conv3d_weight),
             F.scaled_dot_product_attention: self._attention,
             Tensor.__bool__: self._branch,
         }
@@ -169,61 +138,55 @@ class Interception(TorchFunctionMode):
         return func(*args, **kwargs) if result is NotImplemented else result
 
     def _run(
-        self,
-        layer: Callable[..., Tensor],
-        write: Callable[[Rows, Use, Tensor], None],
-        x: Tensor,
-        dims: int,
-        weight: Tensor,
-        bias: Tensor | None,
-        options: Any,
-    ) -> Tensor:
-        """layer(x, weight, bias) outside of `vmap`, where `dims` dimensions of x belong to a single input."""
+        self, layer: Callable[..., Tensor], add: Write, x: Tensor, dims: int, weight: Tensor, bias: Tensor | None
+    ) -> Any:
+        """layer(x, weight, bias) outside of `vmap`, where a single input has `dims` dimensions."""
+        if id(weight) not in self.caught:
+            return NotImplemented
         caught = bias if id(bias) in self.caught else None
 
         def outside(x: Tensor) -> Tensor:
-            flat = x.reshape(-1, *x.shape[x.ndim - dims :])
+            c, at = len(x), x.ndim - dims
+            flat = x.reshape(-1, *x.shape[at:])
+
+            def write(rows: Rows, dy: Tensor) -> None:
+                dy = dy.unflatten(0, (c, -1))
+                add(rows, id(weight), flat.detach().unflatten(0, (c, -1)), dy)
+                if caught is not None:
+                    rows.add(id(caught), dy.sum((1, *range(3, dy.ndim))))
+
             y = layer(flat, weight.detach().requires_grad_(), None if caught is None else caught.detach())
             if y.requires_grad:  # not under no_grad
-                to = None if caught is None else id(caught)
-                self.uses.append(Use(get_gradient_edge(y), flat.detach(), len(x), id(weight), to, options, write))
-            return y.view(*x.shape[: x.ndim - dims], *y.shape[1:])
+                self.uses.append(Use(get_gradient_edge(y), write))
+            return y.view(*x.shape[:at], *y.shape[1:])
 
         y: Tensor = Outside.apply(outside, x, self.each)
         return y if bias is None or caught is not None else y + bias.view(-1, *[1] * (weight.ndim - 2))
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
-        if id(weight) not in self.caught:
-            return NotImplemented
-        return self._run(F.linear, _write_linear, input, 1, weight, bias, None)
+        return self._run(F.linear, Rows.add_linear, input, 1, weight, bias)
 
     def _embedding(
-        self,
-        input: Tensor,
-        weight: Tensor,
-        padding_idx: int | None = None,
-        max_norm: float | None = None,
-        norm_type: float = 2.0,
-        scale_grad_by_freq: bool = False,
-        sparse: bool = False,
-    ) -> Any:
+        self, input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
+        norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
+    ) -> Any:  # fmt: skip
         padding = padding_idx % len(weight) if padding_idx is not None else None
         if id(weight) in self.caught and max_norm is None and not scale_grad_by_freq:
-            layer = lambda index, weight, bias: F.embedding(index, weight)  # noqa: E731
-            return self._run(layer, _write_embedding, input, 0, weight, None, padding)
+            return self._run(F.embedding, partial(Rows.add_embedding, padding=padding), input, 0, weight, None)
         y = F.embedding(input, weight, None, max_norm, norm_type, scale_grad_by_freq, sparse)
         # vmap's rule takes the padding entry of the first sample only.
         return y if padding is None else torch.where((input == padding).unsqueeze(-1), y.detach(), y)
 
     def _convolution(
-        self, input: Tensor, weight: Tensor, bias: Tensor | None = None,
+        self, layer: Any, gradient: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None,
         stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
     ) -> Any:  # fmt: skip
-        if id(weight) not in self.caught or isinstance(padding, str) or input.ndim != weight.ndim:
+        if isinstance(padding, str) or input.ndim != weight.ndim:
             return NotImplemented
-        options = (stride, padding, dilation, groups)
-        layer = lambda x, W, b: CONV[weight.ndim - 2](x, W, b, *options)  # noqa: E731
-        return self._run(layer, _write_convolution, input, weight.ndim - 1, weight, bias, (weight.shape, options))
+        options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+        of_weight = lambda x, dy: gradient(x, weight.shape, dy, **options)  # noqa: E731
+        add = partial(Rows.add_convolution, gradient=of_weight)
+        return self._run(partial(layer, **options), add, input, weight.ndim - 1, weight, bias)
 
     def _attention(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *rest: Any, **options: Any
@@ -269,7 +232,7 @@ class Outside(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing to keep: what is called outside has a backward of its own."""
+        pass
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, function: Any, x: Tensor, each: Tensor, *rest: Any) -> Any:

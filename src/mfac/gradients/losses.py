@@ -1,4 +1,4 @@
-"""Ready loss functions (model, batch) -> scalar for the two common shapes, which know how labels are distributed."""
+"""Ready loss functions (model, batch) -> scalar, which also draw labels from the model's output."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -23,12 +23,10 @@ class CriterionLoss:
         self.criterion = criterion
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The loss of a batch."""
         inputs, targets = self._split(batch)
         return self.criterion(_call(model, inputs), targets)
 
     def draw_labels(self, model: nn.Module, batch: Batch, noise: Noise) -> Batch:
-        """The batch with targets drawn from the distribution that the criterion is the log-likelihood of."""
         inputs, targets = self._split(batch)
         drawn = draw_targets(self.criterion, _call(model, inputs), targets, noise)
         return type(batch)((inputs, drawn)) if type(batch) in (list, tuple) else (inputs, drawn)
@@ -47,10 +45,9 @@ class CriterionLoss:
 
 
 class ModelLoss:
-    """model(**batch).loss, as Hugging Face models give it; a batch is a dict or an encoding with the labels in it."""
+    """model(**batch).loss, as Hugging Face models have it; a batch is a dict or an encoding with the labels in it."""
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The loss of a batch."""
         loss = getattr(self._output(model, batch), "loss", None)
         if not isinstance(loss, Tensor):
             raise ValueError(
@@ -60,7 +57,7 @@ class ModelLoss:
         return loss
 
     def draw_labels(self, model: nn.Module, batch: Batch, noise: Noise) -> Batch:
-        """The batch with labels drawn from the logits: one class a sample, or a number (regression)."""
+        """With labels drawn from the logits: one class per sample, or a number (regression)."""
         logits = getattr(self._output(model, batch), "logits", None)
         labels = batch.get("labels") if isinstance(batch, Mapping) else None
         if not isinstance(logits, Tensor) or not isinstance(labels, Tensor) or logits.ndim != 2 or labels.ndim > 2:
@@ -108,12 +105,10 @@ class OutputLoss:
         self.output_fn = output_fn
 
     def __call__(self, model: nn.Module, pair: tuple[Batch, Tensor]) -> Tensor:
-        """The loss of a batch and its drawn labels."""
         batch, labels = pair
         return F.cross_entropy(self._logits(model, batch), labels)
 
     def draw_labels(self, model: nn.Module, batch: Batch, noise: Noise) -> tuple[Batch, Tensor]:
-        """(batch, labels drawn from the logits)."""
         return batch, draw_classes(self._logits(model, batch), noise)
 
     def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -128,10 +123,10 @@ class OutputLoss:
 def sampled_loss(
     loss_fn: Callable[[Any, Any], Tensor], sample_fn: SampleFn | None, output_fn: OutputFn | None
 ) -> tuple[Callable[[Any, Any], Tensor], Draw]:
-    """(loss_fn, draw) for the true Fisher by Monte Carlo: draw(model, batch, noise) is the batch that loss_fn is given.
+    """(loss_fn, draw), where draw(model, batch, noise) returns the batch for loss_fn, with drawn labels in it.
 
     Raises:
-        ValueError: the loss cannot tell how labels are distributed, and no hook says so.
+        ValueError: nothing says how labels are distributed.
     """
     if sample_fn is not None and output_fn is not None:
         raise ValueError("sample_fn and output_fn do the same in two ways; pass one of them")
@@ -149,7 +144,7 @@ def sampled_loss(
 
 
 def _refused(model: nn.Module, batch: Batch) -> TypeError | None:
-    """What is wrong with the batch as the arguments of the model's forward; None if nothing is."""
+    """Why the model's forward does not accept the batch as its arguments; None if it does."""
     named = isinstance(batch, Mapping)
     arguments: Any = batch if isinstance(batch, Mapping | list | tuple) else (batch,)
     try:

@@ -13,15 +13,20 @@ from mfac.gradients.batches import Batch
 
 @contextmanager
 def evaluation(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode, gradients on, every `.grad` out of the way; all as before afterwards, whatever happens.
+    """The model in eval mode, gradients on, every `.grad` set aside; restored afterwards, whatever happens.
 
-    What is put back: each module's training flag, each `.grad` (the very tensor), each buffer (the very tensor, with
-    its values), and the random state of torch, numpy and Python.
+    Restored are training flags, `.grad` and buffers (the same tensors with the same values), and the random state of
+    torch, numpy and Python.
     """
     flags = [(module, module.training) for module in model.modules()]
     grads = [(parameter, parameter.grad) for parameter in model.parameters()]
-    buffers = _save_buffers(model)
-    with _random_state(_devices(model)):
+    buffers = [
+        (module, name, buffer, buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+    accelerators = {p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")}
+    with _random_state(sorted(accelerators, key=str)):
         try:
             model.eval()
             for parameter, _ in grads:
@@ -69,19 +74,6 @@ def with_own_random_state(batches: Iterable[Batch], device: torch.device) -> Ite
         torch.set_rng_state(here)
         if module is not None:
             module.set_rng_state(there, device)
-
-
-def _devices(model: nn.Module) -> list[torch.device]:
-    """The accelerators that the model is on."""
-    return sorted({p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")}, key=str)
-
-
-def _save_buffers(model: nn.Module) -> list[tuple[nn.Module, str, Tensor, Tensor]]:
-    return [
-        (module, name, buffer, buffer.detach().clone())
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
-    ]
 
 
 def _restore_buffers(saved: list[tuple[nn.Module, str, Tensor, Tensor]]) -> None:

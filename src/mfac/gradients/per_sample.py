@@ -7,13 +7,13 @@ differentiated as c separate copies, which is cheap for the small ones that are 
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call, vmap
 
 from mfac.gradients.batches import Batch, sample_tensors, with_sample_tensors
@@ -24,7 +24,7 @@ from mfac.memory import available_memory
 
 ACTIVATION_BYTES = 96 * 2**20
 STAGING_BYTES = 256 * 2**20
-FIRST_CHUNK, LARGEST_CHUNK, LOOP_CHUNK = 8, 128, 16
+FIRST_CHUNK, LARGEST_CHUNK = 8, 128
 
 
 class Plan(NamedTuple):
@@ -41,26 +41,18 @@ class Plan(NamedTuple):
 class MappedGradients:
     """Fills rows with the gradients of a chunk of samples, unless its `plan` is to loop over them.
 
-    Args:
-        model: in eval mode.
-        loss_fn: (model, batch) -> scalar.
-        layout: the parameters.
-        method: "vmap", "loop", or "auto": vmap, unless chunks are small and layers other than linear and embedding
-            ones have matrices.
-        chunk_size: samples in a chunk; None: as many as fit a fixed amount of memory.
-        plan: that of the run being resumed.
+    With the method "auto" samples are mapped where that is possible and chunks of 8 fit the memory set aside for them.
+    The first chunk decides, and measures how long the others are.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        loss_fn: LossFn,
-        layout: ParameterLayout,
-        method: str,
-        chunk_size: int | None,
+        self, model: nn.Module, loss_fn: LossFn, layout: ParameterLayout, method: str, chunk_size: int | None,
         plan: Plan | None,
-    ):
-        self.layout, self.method, self.chunk_size, self.plan = layout, method, chunk_size, plan
+    ):  # fmt: skip
+        self.layout, self.method, self.chunk_size = layout, method, chunk_size
+        self._decided = plan is not None
+        first = chunk_size or self._fitting(FIRST_CHUNK)
+        self.plan = plan or Plan("loop" if method == "loop" or first == 1 else "vmap", first, first)
         self._bound = _Bound(model, loss_fn)
         self._hooked = _first_with_hook(model, layout)
         self._slots = {id(p): slot for p, slot in zip(layout.tensors, layout.full_slots, strict=True)}
@@ -68,14 +60,11 @@ class MappedGradients:
         biases = {id(bias) for module in model.modules() if (bias := _bias(module)) is not None}
         self._repeated = {id(p) for p in layout.tensors if p.ndim < 2 and id(p) not in biases}
         self._staging = torch.empty(0, layout.full_dim, dtype=layout.dtype, device=layout.device)
-        self._sample_bytes = 0
-        self._warned = False
+        self._sample_bytes, self._warned = 1, False
 
     def chunk_length(self, row: int) -> int:
         """How many samples the chunk that starts at this row has."""
-        if self.plan is not None:
-            return self.plan.first if row == 0 else self.plan.others
-        return self.chunk_size or self._fitting(FIRST_CHUNK)
+        return self.plan.first if row == 0 else self.plan.others
 
     def fill(self, batch: Batch, out: Tensor, zeroed: bool) -> tuple[list[float], bool] | None:
         """The losses, and whether losses and rows are surely finite; None where samples are to be taken one by one.
@@ -83,31 +72,26 @@ class MappedGradients:
         Raises:
             Exception: whatever an operation that cannot be mapped raises.
         """
-        first = self.plan is None
-        if self.plan is None:
-            length = self.chunk_size or len(out)
-            self.plan = Plan("loop", length, self.chunk_size or self._fitting(LOOP_CHUNK))
-            if self.method == "loop" or length == 1:
-                return None
-        elif self.plan.method == "loop":
+        if self.plan.method == "loop":
             return None
         layout = self.layout
         direct = not layout.masked and (out.dtype, out.device) == (layout.dtype, layout.device)
         if not direct and len(self._staging) < len(out):
             self._staging = self._staging.new_empty(len(out), layout.full_dim)
         full = out if direct else self._staging[: len(out)]
-        losses, bound = self._fill(batch, full.unbind(), direct and zeroed)
+        if not (direct and zeroed):
+            full.zero_()
+        losses, bound = self._fill(batch, full.unbind())
         if not direct:
             layout.compress(full, out)
-        if first:
-            others = self.chunk_size or self._others(staged=not (direct and zeroed))
-            if self.method == "auto" and others < FIRST_CHUNK and not self._is_plain:
+        if not self._decided:
+            self._decide(staged=not (direct and zeroed))
+            if self.plan.method == "loop":
                 return None
-            self.plan = Plan("vmap", self.plan.first, others)
         return losses, math.isfinite(sum(losses)) and bound < torch.finfo(out.dtype).max
 
     def refuse(self, error: Exception) -> None:
-        """Says that the samples were taken one by one, because mapping them raised `error`.
+        """Says why the samples of a chunk were taken one by one: mapping them raised `error`.
 
         Raises:
             ValueError: they were to be mapped.
@@ -116,115 +100,25 @@ class MappedGradients:
         reason = line if len(line) <= 200 else line[:200] + " ..."
         if self.method == "vmap":
             raise ValueError(f'method="vmap" cannot map this model: {reason}; use method="auto"') from error
+        if not self._decided:
+            self.plan, self._decided = self.plan._replace(method="loop"), True
         if not self._warned:
             self._warned = True
             warnings.warn(
                 f"per-sample gradients are taken one by one, because vmap cannot map this model: {reason}", stacklevel=2
             )
 
-    @property
-    def _is_plain(self) -> bool:
-        """Whether all matrices belong to linear and embedding layers that were caught."""
-        return all(p.ndim == 2 and id(p) not in self._repeated for p in self.layout.tensors if p.ndim > 1)
-
-    def _fill(self, batch: Batch, rows: Sequence[Tensor], zeroed: bool) -> tuple[list[float], float]:
-        """Writes the gradient of sample i into rows[i]; the losses, and a bound on the numbers in the rows."""
-        if self._hooked is not None:
-            raise RuntimeError(f"{self._hooked} has a backward hook, which expects the gradient of one sample")
-        while True:
-            writer = Rows(rows, self._slots, zeroed)
-            try:
-                losses, missed = self._attempt(batch, writer)
-            except BranchError as branches:
-                return self._fill_apart(batch, rows, zeroed, branches.taken)
-            if not missed:
-                *values, bound = torch.cat([losses, writer.bound.reshape(1)]).tolist()
-                return values, bound
-            self._repeated |= missed
-
-    def _fill_apart(
-        self, batch: Batch, rows: Sequence[Tensor], zeroed: bool, taken: Tensor
-    ) -> tuple[list[float], float]:
-        """The samples that take a branch, and those that do not, as chunks of their own."""
-        losses, bounds = [0.0] * len(rows), []
-        for part in (taken.nonzero().squeeze(1), (~taken).nonzero().squeeze(1)):
-            samples = with_sample_tensors(batch, [tensor.index_select(0, part) for tensor in sample_tensors(batch)])
-            at = part.tolist()
-            values, bound = self._fill(samples, [rows[i] for i in at], zeroed)
-            bounds.append(bound)
-            for i, value in zip(at, values, strict=True):
-                losses[i] = value
-        return losses, sum(bounds)
-
-    def _attempt(self, batch: Batch, writer: Rows) -> tuple[Tensor, set[int]]:
-        """The losses, and the ids of the parameters that are also used in a way that is not caught.
-
-        Raises:
-            RuntimeError: a parameter is used where its copies cannot be put.
-        """
-        named = list(zip(self.layout.names, self.layout.tensors, strict=True))
-        caught = [p for _, p in named if id(p) not in self._repeated]
-        repeated = {name: p for name, p in named if id(p) in self._repeated}
-        c = len(writer.rows)
-        copies = {f"model.{name}": p.detach().expand(c, *p.shape).requires_grad_() for name, p in repeated.items()}
-        uses: list[Use] = []
-        with self._counting(c):
-            losses = self._losses(batch, c, set(map(id, caught)), copies, uses)
-        inputs: Any = (*(use.output for use in uses), *copies.values(), *caught, *repeated.values())
-        grads = iter(torch.autograd.grad(losses.sum(), inputs, allow_unused=True))
-        outputs, of_copies = list(islice(grads, len(uses))), list(islice(grads, len(copies)))
-        missed = {id(p) for p, grad in zip(caught, islice(grads, len(caught)), strict=True) if grad is not None}
-        for name, grad in zip(repeated, grads, strict=True):
-            if grad is not None:
-                raise RuntimeError(f"{name} is used by another reference than the module's own (a list, a closure)")
-        if not missed:
-            with torch.no_grad():
-                for use, dy in zip(reversed(uses), reversed(outputs), strict=True):
-                    if dy is not None:
-                        use.write(writer, use, dy)
-                for p, grad in zip(repeated.values(), of_copies, strict=True):
-                    if grad is not None:
-                        writer.add(id(p), grad)
-                writer.finish()
-        return losses.detach(), missed
-
-    def _losses(self, batch: Batch, count: int, caught: set[int], copies: dict[str, Tensor], uses: list[Use]) -> Tensor:
-        def loss_of_one(each: Tensor, values: dict[str, Tensor], *leaves: Tensor) -> Tensor:
-            single = with_sample_tensors(batch, [leaf.unsqueeze(0) for leaf in leaves])
-            with Interception(caught, each, uses):
-                loss: Tensor = functional_call(self._bound, values, (single,))
-            return loss
-
-        each = torch.zeros(count, device=self.layout.device)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
-            losses: Tensor = vmap(loss_of_one, randomness="different")(each, copies, *sample_tensors(batch))
-        return losses
-
-    @contextmanager
-    def _counting(self, count: int) -> Iterator[None]:
-        """Measures, the first time, how much memory the forward pass keeps for each sample."""
-        if self._sample_bytes:
-            yield
+    def _decide(self, staged: bool) -> None:
+        """Plans the other chunks: the largest power of two whose activations, and rows if staged, fit."""
+        self._decided = True
+        if self.chunk_size is not None:
             return
-        kept: dict[int, int] = {}
-
-        def pack(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            kept[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            yield
-        weights = {p.untyped_storage().data_ptr() for p in self._bound.parameters()}
-        self._sample_bytes = sum(size for key, size in kept.items() if key not in weights) // count + 1
-
-    def _others(self, staged: bool) -> int:
-        """The largest power of two that keeps a chunk's activations, and its rows if staged, in their budgets."""
         fitting = min(LARGEST_CHUNK, min(ACTIVATION_BYTES, self._budget()) // self._sample_bytes)
-        if staged:
-            fitting = self._fitting(fitting)
-        return 1 << (max(1, fitting).bit_length() - 1)
+        fitting = max(1, self._fitting(fitting) if staged else fitting)
+        if self.method == "auto" and fitting < FIRST_CHUNK:
+            self.plan = self.plan._replace(method="loop")
+        else:
+            self.plan = self.plan._replace(others=1 << (fitting.bit_length() - 1))
 
     def _fitting(self, length: int) -> int:
         """So many rows, or fewer if they would not fit."""
@@ -233,6 +127,84 @@ class MappedGradients:
     def _budget(self) -> int:
         available = available_memory(self.layout.device)
         return STAGING_BYTES if available is None else max(1, min(STAGING_BYTES, available // 4))
+
+    def _fill(self, batch: Batch, rows: Sequence[Tensor]) -> tuple[list[float], float]:
+        """Writes the gradient of sample i into rows[i]; the losses, and a bound on the numbers in the rows."""
+        if self._hooked is not None:
+            raise RuntimeError(f"{self._hooked} has a backward hook, which expects the gradient of one sample")
+        while True:
+            writer = Rows(rows, self._slots)
+            try:
+                losses, missed = self._attempt(batch, writer)
+            except BranchError as branches:
+                return self._fill_apart(batch, rows, branches.taken)
+            if not missed:
+                *values, bound = torch.cat([losses, writer.bound.reshape(1)]).tolist()
+                return values, bound
+            self._repeated |= missed
+
+    def _fill_apart(self, batch: Batch, rows: Sequence[Tensor], taken: Tensor) -> tuple[list[float], float]:
+        """The samples that take a branch, and those that do not, as chunks of their own."""
+        losses, total = [0.0] * len(rows), 0.0
+        for part in (taken.nonzero().squeeze(1), (~taken).nonzero().squeeze(1)):
+            samples = with_sample_tensors(batch, [tensor.index_select(0, part) for tensor in sample_tensors(batch)])
+            values, bound = self._fill(samples, [rows[i] for i in part.tolist()])
+            total += bound
+            for i, value in zip(part.tolist(), values, strict=True):
+                losses[i] = value
+        return losses, total
+
+    def _attempt(self, batch: Batch, writer: Rows) -> tuple[Tensor, set[int]]:
+        """The losses, and the ids of the parameters that are also used in a way that is not caught.
+
+        Raises:
+            RuntimeError: a parameter is used where its copies cannot be put.
+        """
+        named, c = list(zip(self.layout.names, self.layout.tensors, strict=True)), len(writer.rows)
+        caught = [p for _, p in named if id(p) not in self._repeated]
+        repeated = {name: p for name, p in named if id(p) in self._repeated}
+        copies = {f"model.{name}": p.detach().expand(c, *p.shape).requires_grad_() for name, p in repeated.items()}
+        losses, uses = self._losses(batch, c, set(map(id, caught)), copies)
+        inputs: Any = (*(use.output for use in uses), *copies.values(), *caught, *repeated.values())
+        grads = iter(torch.autograd.grad(losses.sum(), inputs, allow_unused=True))
+        of_outputs, of_copies = list(islice(grads, len(uses))), list(islice(grads, len(copies)))
+        missed = {id(p) for p, grad in zip(caught, islice(grads, len(caught)), strict=True) if grad is not None}
+        for name, grad in zip(repeated, grads, strict=True):
+            if grad is not None:
+                raise RuntimeError(f"{name} is used by another reference than the module's own (a list, a closure)")
+        if not missed:
+            with torch.no_grad():
+                for use, dy in zip(reversed(uses), reversed(of_outputs), strict=True):
+                    if dy is not None:
+                        use.write(writer, dy)
+                for p, grad in zip(repeated.values(), of_copies, strict=True):
+                    if grad is not None:
+                        writer.add(id(p), grad)
+        return losses.detach(), missed
+
+    def _losses(self, batch: Batch, c: int, caught: set[int], copies: dict[str, Tensor]) -> tuple[Tensor, list[Use]]:
+        """Also measures how much memory the forward pass keeps for each sample."""
+        uses: list[Use] = []
+        kept: dict[int, int] = {}
+
+        def loss_of_one(each: Tensor, values: dict[str, Tensor], *leaves: Tensor) -> Tensor:
+            single = with_sample_tensors(batch, [leaf.unsqueeze(0) for leaf in leaves])
+            with Interception(caught, each, uses):
+                loss: Tensor = functional_call(self._bound, values, (single,))
+            return loss
+
+        def pack(tensor: Tensor) -> Tensor:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        each = torch.zeros(c, device=self.layout.device)
+        with warnings.catch_warnings(), saved_tensors_hooks(pack, lambda tensor: tensor):
+            warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
+            losses: Tensor = vmap(loss_of_one, randomness="different")(each, copies, *sample_tensors(batch))
+        for parameter in self._bound.parameters():
+            kept.pop(parameter.untyped_storage().data_ptr(), None)
+        self._sample_bytes = sum(kept.values()) // c + 1
+        return losses, uses
 
 
 class _Bound(nn.Module):

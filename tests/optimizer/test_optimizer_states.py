@@ -1,0 +1,241 @@
+"""States of optimizers: saved in every way, loaded, and resumed bit for bit; states of something else are refused."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from optimizers import (
+    every_optimizer,
+    mask_of,
+    masked,
+    mfac,
+    network,
+    same,
+    some_optimizers,
+    through_a_file,
+    train,
+    trained,
+    weights,
+)
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+
+
+def resumed(build, model, state, **options):
+    twin = copy.deepcopy(model)
+    optimizer = build(twin.named_parameters(), **options)
+    optimizer.load_state_dict(state)
+    return twin, optimizer
+
+
+def assert_same_course(one, other, steps):
+    for pair in (one, other):
+        train(*pair, steps)
+    assert same(weights(one[0]), weights(other[0]))
+    assert same(one[1].state_dict(), other[1].state_dict())
+
+
+@every_optimizer
+@pytest.mark.parametrize("steps", [0, 4, 9])
+def test_saved_and_loaded_it_continues_bit_for_bit(build, steps):
+    model, optimizer = trained(build, steps)
+    state = through_a_file(optimizer.state_dict())
+    kept = copy.deepcopy(state)
+    twin, fresh = resumed(build, model, state)
+    assert same(fresh.state_dict(), optimizer.state_dict())
+    assert_same_course((model, optimizer), (twin, fresh), range(steps, steps + 6))
+    assert same(state, kept)  # it was copied
+
+
+def test_stopped_after_any_step_it_continues_bit_for_bit():
+    """Through the wrap-around, new factorisations after 64 updates, and a damping that is assigned."""
+    model = network().double()
+    twin = copy.deepcopy(model)
+    optimizer = mfac(model.parameters(), damping=1e-3, momentum=0.5)
+    for step in range(90):
+        fresh = mfac(twin.parameters(), damping=1e-3, momentum=0.5)
+        fresh.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        for pair in ((model, optimizer), (twin, fresh)):
+            train(*pair, [step])
+            if step == 40:
+                pair[1].damping = 2e-3
+        assert same(weights(twin), weights(model)), f"step {step}"
+
+
+@some_optimizers
+def test_loading_replaces_whatever_was_there(build):
+    model, optimizer = trained(build, 6)
+    state, start = copy.deepcopy(optimizer.state_dict()), weights(model)
+    train(model, optimizer, range(6, 11))
+    expected = weights(model)
+    for old, parameter in zip(start, model.parameters(), strict=True):
+        parameter.data.copy_(old)
+    optimizer.load_state_dict(state)
+    train(model, optimizer, range(6, 11))
+    assert same(weights(model), expected)
+
+
+def test_a_state_that_was_not_saved_before_the_next_step_is_refused():
+    model, optimizer = trained(mfac, 6)
+    state = optimizer.state_dict()
+    train(model, optimizer, range(6, 8))
+    with pytest.raises(ValueError, match=r"updated after state_dict\(\).*save the state, or deep-copy it"):
+        resumed(mfac, model, state)
+
+
+def test_a_state_with_options_missing_steps_as_tensors_and_entries_of_others():
+    model, optimizer = trained(mfac, 6, lr=0.125, momentum=0.25)
+    optimizer.damping = 0.5
+    optimizer.state[model[0].weight]["note"] = torch.ones(2)
+    state = copy.deepcopy(optimizer.state_dict())
+    for entry in state["state"].values():
+        entry["step"] = torch.tensor(float(entry["step"]))
+    for name in ("maximize", "nesterov", "decoupled_weight_decay"):
+        del state["param_groups"][0][name]
+    twin, fresh = resumed(mfac, model, state)
+    assert (fresh.param_groups[0]["lr"], fresh.param_groups[0]["momentum"], fresh.damping) == (0.125, 0.25, 0.5)
+    train(twin, fresh, [6])
+    assert fresh.state[twin[0].weight]["step"] == 7
+    assert torch.equal(fresh.state[twin[0].weight]["note"], torch.ones(2))
+    fresh.state.clear()
+    train(twin, fresh, [7])
+    assert fresh.state[twin[0].weight]["step"] == 1
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_state_of_fewer_or_of_more_parameters_than_are_trained_here(there):
+    """What was frozen when it was saved has had zero gradients; what is frozen here widens the window."""
+    model = network()
+    if there:
+        model[0].requires_grad_(False)
+    _, optimizer = trained(mfac, 7, model, momentum=0.9)
+    state, twin = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(model).requires_grad_(True)
+    if not there:
+        twin[2].requires_grad_(False)
+    fresh = mfac(twin.named_parameters(), momentum=0.9)
+    fresh.load_state_dict(state)
+    for each in (model, twin):
+        each.requires_grad_(True)
+    for pair in ((model, optimizer), (twin, fresh)):
+        train(*pair, range(7, 12))
+    torch.testing.assert_close(weights(twin), weights(model))
+
+
+@pytest.mark.parametrize(("there", "here"), [(torch.bfloat16, None), (None, torch.bfloat16), (torch.float64, None)])
+def test_a_window_stored_in_another_dtype_is_converted(there, here):
+    model, optimizer = trained(mfac, 8, window=there)
+    state = copy.deepcopy(optimizer.state_dict())
+    twin, fresh = resumed(mfac, model, state, window=here)
+    converted = fresh.state_dict()["state"]
+    for i, entry in state["state"].items():
+        assert torch.equal(converted[i]["rows"], entry["rows"].to(torch.float32 if here is None else here))
+    rows = torch.cat([entry["rows"].flatten(1) for entry in converted.values()], 1).double()
+    torch.testing.assert_close(converted[0]["window"]["gram"], rows @ rows.T, rtol=1e-5, atol=1e-8)
+    for pair in ((model, optimizer), (twin, fresh)):
+        train(*pair, range(8, 10))
+    torch.testing.assert_close(weights(twin), weights(model), rtol=0.05, atol=2e-3)
+
+
+def test_momentum_of_parameters_in_bfloat16_is_not_rounded():
+    model = network().bfloat16()
+    _, optimizer = trained(mfac, 6, model, momentum=0.9)
+    assert optimizer.state[model[0].weight]["momentum_buffer"].dtype == torch.float32
+    _, fresh = resumed(mfac, model, through_a_file(optimizer.state_dict()))
+    assert same(fresh.state_dict(), optimizer.state_dict())
+
+
+# torch.distributed.checkpoint, without a process group.
+
+
+@every_optimizer
+@pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed")
+def test_distributed_checkpoints_of_the_plain_state(build, tmp_path):
+    model, optimizer = trained(build, 8)
+    dcp.save({"optimizer": optimizer.state_dict()}, checkpoint_id=tmp_path)
+    twin = copy.deepcopy(model)
+    fresh = build(twin.named_parameters())
+    state = {"optimizer": fresh.state_dict()}
+    dcp.load(state, checkpoint_id=tmp_path)
+    fresh.load_state_dict(state["optimizer"])
+    assert_same_course((model, optimizer), (twin, fresh), range(8, 14))
+
+
+@some_optimizers
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed")
+def test_distributed_checkpoints_of_the_state_by_name(build, full, tmp_path):
+    options = StateDictOptions(full_state_dict=full)
+    model, optimizer = trained(build, 8)
+    dcp.save({"optimizer": get_optimizer_state_dict(model, optimizer, options=options)}, checkpoint_id=tmp_path)
+    twin = copy.deepcopy(model)
+    fresh = build(twin.named_parameters())
+    state = {"optimizer": get_optimizer_state_dict(twin, fresh, options=options)}
+    assert state["optimizer"]["state"].keys() == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    dcp.load(state, checkpoint_id=tmp_path)
+    set_optimizer_state_dict(twin, fresh, state["optimizer"], options=options)
+    assert_same_course((model, optimizer), (twin, fresh), range(8, 14))
+
+
+# States of something else.
+
+
+def groups_of(*sizes):
+    return [{"params": [nn.Parameter(torch.ones(3)) for _ in range(size)]} for size in sizes]
+
+
+OTHERS = {
+    "m": (lambda model: mfac(model.parameters(), num_grads=7), "saved with num_grads=7, this window has num_grads=5"),
+    "normalize": (lambda model: mfac(model.parameters(), normalize="seen"), "saved with normalize='seen'"),
+    "order": (
+        lambda model: mfac(list(model.parameters())[::-1]),
+        r"gradients of shape \[3\] for 0.weight, which is \[7, 5\] here; .*parameters in another order",
+    ),
+    "names": (
+        lambda model: mfac([(name[::-1], tensor) for name, tensor in model.named_parameters()]),
+        "saved with 'thgiew.0' where this optimizer has '0.weight'; pass the parameters in the order",
+    ),
+    "mask": (lambda model: masked(model.parameters()), "saved with another mask of 0.weight; build the optimizer with"),
+    "groups": (lambda model: mfac(groups_of(1, 1)), r"groups of \[1, 1\] parameters, .* has groups of \[4\]; build it"),
+    "Adam": (
+        lambda model: torch.optim.Adam(model.parameters()),
+        "no window of gradients, so another optimizer saved it",
+    ),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_the_state_of_something_else_is_refused_and_nothing_changes(other):
+    build, words = OTHERS[other]
+    stranger = build(network())
+    for tensor in stranger.param_groups[0]["params"]:
+        tensor.grad = torch.ones_like(tensor)
+    stranger.step()
+    model, optimizer = trained(mfac, 6, momentum=0.9)
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match=words):
+        optimizer.load_state_dict(copy.deepcopy(stranger.state_dict()))
+    with pytest.raises(ValueError, match="this state has no window of gradients"):
+        optimizer.load_state_dict({"state": {}, "param_groups": []})
+    assert same(optimizer.state_dict(), before)
+    train(model, optimizer, range(6, 9))
+    assert same(weights(model), weights(trained(mfac, 9, momentum=0.9)[0]))
+
+
+@pytest.mark.parametrize("kind", ["no", "another"])
+def test_a_state_with_no_mask_or_another_one_is_refused(kind):
+    model = network()
+    mask = mask_of(model[0].weight)
+    state = mfac(model.named_parameters()).state_dict()
+    if kind == "another":
+        model[0].weight.data.mul_(mask.flip(1))
+        state = mfac(model.named_parameters(), masks={"0.weight": mask.flip(1)}).state_dict()
+    optimizer = masked(network().named_parameters())
+    with pytest.raises(
+        ValueError, match=f"saved with {kind} mask of 0.weight; build the optimizer with the same masks"
+    ):
+        optimizer.load_state_dict(state)
