@@ -26,7 +26,7 @@ from mfac.gradients.losses import LossFn
 from mfac.gradients.model_state import evaluation
 from mfac.layout import Masks, ParameterLayout
 from mfac.pruning.batch_norm import average_statistics, recalibrate
-from mfac.pruning.batch_stream import BatchStream
+from mfac.pruning.batch_stream import BatchStream, generator_state, set_generator_state
 from mfac.pruning.budget import Pool, Sparsity, least_kept, plan_steps
 from mfac.pruning.curvature import Curvature, FisherCurvature
 from mfac.pruning.dampings import choose_damping
@@ -172,6 +172,7 @@ class Pruner:
             "history": [asdict(record) for record in self.result.history],
             "start": self._start,
             "stream": self.stream.state_dict(),
+            "bn_generator": generator_state(self.options.bn_batches),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -188,6 +189,7 @@ class Pruner:
         self._start = state["start"]
         self._loss_batches = self.stream.peek(self.options.loss_batches)
         self.stream.skip_to(state["stream"]["drawn"])
+        set_generator_state(self.options.bn_batches, state["bn_generator"])
         self.weights.masks = {name: mask.to(self.weights.device) for name, mask in state["masks"].items()}
         self.result.masks.update(self.weights.masks)
         self.result.history[:] = [StepRecord(**record) for record in state["history"]]

@@ -121,8 +121,8 @@ def make_plan(
         per_sample: one gradient per sample instead of one per batch.
         on_disk: keep the gradients on disk (--rows-dir).
         window: how the optimizer stores its gradients; topk keeps 1 % of each.
-        momentum: of the optimizer.
-        steps: of the optimizer.
+        momentum: momentum of the optimizer.
+        steps: steps of the optimizer.
         device: where a task's model is put; None: where it is made.
 
     Raises:

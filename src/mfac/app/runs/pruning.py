@@ -44,13 +44,13 @@ class PruningSettings:
         methods: how weights are chosen; may be repeated, to compare.
         sparsities: fraction of weights to remove; may be repeated. An N:M pattern has its own.
         gradual: train between pruning steps.
-        steps: number of these pruning steps.
-        schedule: of their sparsities: geometric (equal fractions of the remaining weights) or polynomial.
-        epochs: epochs of training after each of them.
+        steps: number of pruning steps, with training after each.
+        schedule: schedule of their sparsities: geometric (equal fractions of the remaining weights) or polynomial.
+        epochs: epochs of training after each pruning step.
         lr: learning rate, to train by SGD; by default the task's own optimizer trains, or SGD at 0.01.
-        momentum: of that SGD.
+        momentum: momentum of that SGD.
         checkpoint: a state_dict saved by torch.save or safetensors to start from.
-        seed: of everything random.
+        seed: seed of everything random.
         device: where to compute: cpu, cuda, cuda:1 ...
         save_every: seconds between saves during training.
     """
