@@ -42,9 +42,9 @@ def built(kind, rows, block_size, tmp_path=None, monkeypatch=None):
 
 
 CASES = [
-    (kind, m, block_size)
-    for kind, m, block_size in itertools.product(["rows", "sliced", "sums", "disk"], [4, 24], [None, 7, 1])
-    if not (kind == "sums" and block_size is None) and not (kind == "sliced" and block_size == 1)
+    *itertools.product(["rows"], [4, 24], [None, 7, 1]),
+    *itertools.product(["sliced", "disk"], [4, 24], [None, 7]),
+    *itertools.product(["sums"], [4, 24], [7, 1]),
 ]
 
 
