@@ -49,15 +49,15 @@ AXES = {
         "prune-peak": ("peak memory (MiB)",),
     },
     "training": {
-        "eval-measure-0-step": ("step", "accuracy (%)"),
-        "eval-measure-0-second": ("time (s)", "accuracy (%)"),
-        "eval-loss-step": ("step", "loss"),
-        "eval-loss-second": ("time (s)", "loss"),
-        "training-loss-step": ("step", "training loss"),
-        "training-loss-second": ("time (s)", "training loss"),
-        "train-time": ("time (s)",),
-        "train-peak": ("peak memory (GiB)",),
-    },
+        f"{ident}-{kind}": (axis, name)
+        for ident, name in (
+            ("eval-measure-0", "accuracy (%)"),
+            ("eval-loss", "loss"),
+            ("training-loss", "training loss"),
+        )
+        for kind, axis in (("step", "step"), ("second", "time (s)"))
+    }
+    | {"train-time": ("time (s)",), "train-peak": ("peak memory (GiB)",)},
 }
 
 
