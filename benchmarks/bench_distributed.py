@@ -22,7 +22,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import mfac
-from mfac.distributed.groups import Ranks
+from mfac.columns import ranks_of
 from timing import save, show
 
 SIZES, ROUNDS, DAMPING = (1, 2, 3, 4), 12, 1e-3
@@ -30,7 +30,7 @@ SIZES, ROUNDS, DAMPING = (1, 2, 3, 4), 12, 1e-3
 
 def fill(op, dim):
     """A full window, without the passes that filling costs: a few rows over and over, and their squared norms."""
-    m, ranks = op.num_grads, Ranks(op._ranks.group)
+    m, ranks = op.num_grads, ranks_of(op._ranks.group)
     some = [op._rows.encode(gradient(dim, -1 - turn)) for turn in range(8)]
     for k in range(m):
         op._rows.write(k, some[k % 8])
@@ -88,7 +88,7 @@ def replicas(ranks, dim, m):
 def work(rank, size, store, dim, m, queue):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{store}", timedelta(minutes=5), size, rank)
-    ranks, numbers, piece = Ranks(dist.group.WORLD), torch.zeros(m, dtype=torch.float64), torch.zeros(dim // size)
+    ranks, numbers, piece = ranks_of(dist.group.WORLD), torch.zeros(m, dtype=torch.float64), torch.zeros(dim // size)
     figures = {
         "sum_of_m_s": best_time(ranks, lambda _: lambda: ranks.sum_(numbers)),
         "gathering_of_d_s": best_time(ranks, lambda _: lambda: ranks.gather(piece, [len(piece)] * size)),

@@ -1,7 +1,4 @@
-"""Where the time of a static set-up goes, by operation: `python benchmarks/profile_static.py [m]`.
-
-The diagonal is compiled code, which torch's profiler does not see.
-"""
+"""Where the time of a static set-up goes, by operation: `python benchmarks/profile_static.py [m]`."""
 
 import sys
 

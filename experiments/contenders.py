@@ -19,33 +19,21 @@ WEIGHT_DECAYS = (0.0, 1e-5, 1e-4, 5e-4, 1e-3, 3e-3, 1e-2)  # the paper's grid
 
 @dataclass(frozen=True)
 class Contender:
-    """An optimizer and its settings, in the paper's units.
-
-    Args:
-        name: which one.
-        lr: learning rate.
-        decay: weight decay.
-        num_grads: of the window of M-FAC and GGT.
-        damping: of K-FAC and M-FAC.
-        batch_size: K-FAC's best is 1,000, all others have 128.
-        schedule: "drops" at 50 and 75 %, or "cosine".
-        every: steps between updates of K-FAC's factors, one of the two frequencies in the paper's grid.
-    """
+    """An optimizer and its settings, in the paper's units."""
 
     name: str
     lr: float
-    decay: float = 0.0
-    num_grads: int = PAPER_WINDOW
-    damping: float = 0.0
-    batch_size: int = 128
-    schedule: str = "drops"
-    every: int = 10
+    decay: float = 0.0  # of the weights
+    num_grads: int = PAPER_WINDOW  # of the window of M-FAC and GGT
+    damping: float = 0.0  # of K-FAC and M-FAC
+    batch_size: int = 128  # K-FAC's best is 1,000
+    schedule: str = "drops"  # at 50 and 75 %, or "cosine"
+    every: int = 10  # steps between updates of K-FAC's factors, one of the two frequencies in the paper's grid
 
     def make(self, model: nn.Module) -> torch.optim.Optimizer:
         return _MAKERS[self.name](self, model)
 
     def factor(self) -> Factor:
-        """Of the learning rate."""
         return cosine if self.schedule == "cosine" else drops(0.5, 0.75)
 
     def settings(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Images for the recipes: batches by seed, and accuracy on the test images."""
 
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,40 +16,28 @@ cifar10 = cache(load_cifar10)  # not to be written to
 
 
 class ImageBatches:
-    """Batches (normalised images, labels).
+    """Batches (normalised images, labels) of uint8 images [n, channels, height, width], in order or shuffled.
 
-    Args:
-        images: uint8 [n, channels, height, width].
-        labels: int64 [n].
-        batch_size: of every batch; shuffled batches leave out a smaller last one.
-        normalisation: of the pixels.
-        seed: of the order and of the augmentation, both new in each pass; None: in order.
-        augment: crop and flip.
+    With a seed, or with `shuffle` from torch's global random state, the order is new in each pass, and so is the
+    augmentation (crop and flip); a smaller last batch is left out then.
     """
 
     def __init__(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        batch_size: int,
-        normalisation: Normalisation,
-        *,
-        seed: int | None = None,
-        augment: bool = False,
-    ):
+        self, images: Tensor, labels: Tensor, batch_size: int, normalisation: Normalisation, *,
+        seed: int | None = None, shuffle: bool = False, augment: bool = False,
+    ):  # fmt: skip
         self.images, self.labels = images, labels
         self.batch_size, self.normalisation, self.augment = batch_size, normalisation, augment
+        self.shuffle = shuffle or seed is not None
         self.generator = None if seed is None else torch.Generator().manual_seed(seed)
-        if augment and self.generator is None:
-            raise ValueError("augmentation draws random numbers; give a seed")
 
     def __len__(self) -> int:
-        return len(self.images) // self.batch_size if self.generator else -(-len(self.images) // self.batch_size)
+        whole, rest = divmod(len(self.images), self.batch_size)
+        return whole + bool(rest and not self.shuffle)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        order = torch.arange(len(self.images))
-        if self.generator is not None:
-            order = torch.randperm(len(self.images), generator=self.generator)
+        count = len(self.images)
+        order = torch.randperm(count, generator=self.generator) if self.shuffle else torch.arange(count)
         for i in range(len(self)):
             chosen = order[i * self.batch_size : (i + 1) * self.batch_size]
             images = self.images[chosen]
@@ -76,9 +64,5 @@ def make_test(
     normalisation: Normalisation, count: int | None = None, load: Callable[[str], Any] = cifar10
 ) -> Callable[[nn.Module], dict[str, float]]:
     """model -> its accuracy on the first `count` test images."""
-    images, labels = (part[:count] for part in load("test"))
-    return partial(_tested, batches=ImageBatches(images, labels, 250, normalisation))
-
-
-def _tested(model: nn.Module, batches: ImageBatches) -> dict[str, float]:
-    return {"accuracy": accuracy(model, batches)}
+    batches = ImageBatches(*(part[:count] for part in load("test")), 250, normalisation)
+    return lambda model: {"accuracy": accuracy(model, batches)}

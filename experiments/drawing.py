@@ -11,7 +11,6 @@ Curve = tuple[list[float], list[float]]
 
 
 def curve(points: Iterable[tuple[float, float]]) -> Curve:
-    """(xs, ys) of points (x, y)."""
     points = list(points)
     return [x for x, _ in points], [y for _, y in points]
 
@@ -46,7 +45,6 @@ def save(figure: Any, path: Path) -> Path:
 
 
 def lines(path: Path, curves: dict[str, Curve], *, x: str, y: str, title: str) -> Path:
-    """{label: (xs, ys)} in one picture."""
     figure, ((axis,),) = panels()
     for number, (label, (xs, ys)) in enumerate(curves.items()):
         axis.plot(xs, ys, label=label, **style(number))

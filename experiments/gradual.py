@@ -20,29 +20,17 @@ from mfac.pruning import attach_masks
 
 @dataclass(frozen=True)
 class Plan:
-    """When to prune, and how to train in between.
+    """When to prune, and how to train in between."""
 
-    Args:
-        prune_at: {epoch: the sparsity that is reached before it}.
-        epochs: in all.
-        lr: of an epoch.
-        pruning: arguments of `mfac.prune`.
-        weight_decay: of SGD.
-        reset_momentum: after each pruning step.
-        batch_size: of training.
-        gradient_batch: images of each gradient.
-        epoch_batches: batches of an epoch; None: all of them.
-    """
-
-    prune_at: dict[int, float]
+    prune_at: dict[int, float]  # {epoch: the sparsity that is reached before it}
     epochs: int
-    lr: Callable[[int], float]
-    pruning: dict[str, Any] = field(default_factory=dict)
+    lr: Callable[[int], float]  # of an epoch
+    pruning: dict[str, Any] = field(default_factory=dict)  # arguments of `mfac.prune`
     weight_decay: float = 0.0
-    reset_momentum: bool = False
+    reset_momentum: bool = False  # after each pruning step
     batch_size: int = 256
     gradient_batch: int = 16
-    epoch_batches: int | None = None
+    epoch_batches: int | None = None  # None: all of them
 
     def described(self) -> dict[str, Any]:
         return vars(self) | {"lr": [round(self.lr(epoch), 8) for epoch in range(self.epochs)]}
@@ -111,7 +99,6 @@ class GradualRun:
 
 
 def run_plans(name: str, request: Request, plans: dict[str, Plan], test_images: int, test_every: int) -> None:
-    """A cell for every plan."""
     results, task = Results(name, request), image_task(request, test_images)
     results.settings(plans={label: plan.described() for label, plan in plans.items()}, test_images=test_images)
     results.cell("dense", lambda: task.test(task.model()))

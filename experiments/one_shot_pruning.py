@@ -69,14 +69,8 @@ def best(only: str | None) -> None:
             ledger.cell(key, lambda row=row: _best_row(**row))
 
 
-def _best_row(
-    stages: dict[float, int],
-    recalibrated: bool = False,
-    method: str = "mfac",
-    augment: bool = True,
-    batch_size: int = 16,
-    damping: float = 2e-5,
-) -> dict[str, Any]:
+def _best_row(stages: dict[float, int], recalibrated: bool = False, method: str = "mfac", augment: bool = True,
+              batch_size: int = 16, damping: float = 2e-5) -> dict[str, Any]:  # fmt: skip
     model = mfac_resnet20()
     shared = {"method": method, "bn_batches": bn_batches() if recalibrated else None}
     result, cell = pruned(model, 0.6, 32, augment, recomputations=2, **shared)
@@ -89,13 +83,8 @@ def _best_row(
     return row
 
 
-def updates(
-    num_grads: int,
-    images: int,
-    only: str | None,
-    folder: Path = RESULTS,
-    make_model: Callable[[], nn.Module] = mfac_resnet20,
-) -> None:
+def updates(num_grads: int, images: int, only: str | None, folder: Path = RESULTS,
+            make_model: Callable[[], nn.Module] = mfac_resnet20) -> None:  # fmt: skip
     """The paper's table of three updates: the full matrix, gradients of 16 images, recomputed after every 10 %.
 
     Batch-norm statistics are re-estimated after each step; the last row is without that.
@@ -226,7 +215,6 @@ ABLATION: dict[str, dict[str, Any]] = {
 
 
 def ablation() -> None:
-    """One thing changed at a time, at 90 %; 2,500 test images."""
     ledger = Ledger("one_shot_ablation", f"{COMMAND} ablation")
     for name, change in ABLATION.items():
         settings = SMALL | {"loss_batches": 16, "images": 2500} | change
@@ -236,7 +224,6 @@ def ablation() -> None:
 
 
 def plot() -> None:
-    """Two pictures of accuracy against sparsity: the methods, and the best results."""
     words = {"x": "sparsity, %", "y": "accuracy on the test images, %"}
     dense = Ledger("one_shot_defaults", "").cells["dense"]["accuracy"]
     methods = {key: _curve(row.values()) for key, row in Ledger("one_shot_methods", "").cells.items()}
@@ -257,7 +244,6 @@ def _curve(cells: Iterable[dict[str, Any]]) -> drawing.Curve:
 
 
 def _over(dense: float, curves: dict[str, drawing.Curve]) -> dict[str, drawing.Curve]:
-    """The curves, and the dense network above them."""
     ends = [x for xs, _ in curves.values() for x in xs]
     return {f"dense, {dense:.2f}": ([min(ends), max(ends)], [dense, dense]), **curves}
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import mfac
 from experiments import data, drawing
-from experiments.ledger import IMAGES, RESULTS, Ledger
+from experiments.ledger import IMAGES, Ledger
 from experiments.models.resnet import ResNet
 from experiments.training import Training, cosine, last_loss
 
@@ -34,8 +34,6 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Task:
-    """Model and batches by seed, a test, and how long to train."""
-
     model: Callable[[int], nn.Module]
     batches: Callable[[int], Iterable[tuple[Tensor, Tensor]]]
     test: Callable[[nn.Module], dict[str, float]]
@@ -112,7 +110,6 @@ def train(task: Task, make: Make, steps: int, seed: int, tests: bool = True) -> 
 
 
 def compare(name: str) -> None:
-    """The search and the runs of one task, for every optimizer."""
     build, entrants = TASKS[name]
     task = build()
     ledger = Ledger(f"optimizers_{name}", f"python -m experiments.optimizers {name}")
@@ -152,7 +149,6 @@ def mean(columns: list[list[float]]) -> list[float]:
 
 
 def smooth(values: list[float], width: int) -> list[float]:
-    """Means over the last `width` values."""
     return [sum(values[max(0, i - width + 1) : i + 1]) / min(i + 1, width) for i in range(len(values))]
 
 
@@ -199,12 +195,9 @@ def plot_windows() -> None:
 
 
 def plot() -> None:
-    """docs/images/optimizers_*.png."""
     for name in TASKS:
-        if (RESULTS / f"optimizers_{name}.json").exists():
-            plot_task(name)
-    if (RESULTS / "optimizers_windows.json").exists():
-        plot_windows()
+        plot_task(name)
+    plot_windows()
 
 
 def main() -> None:

@@ -13,7 +13,6 @@ from mfac.pruning import PruningResult
 
 
 def accuracy_on_test(model: nn.Module, images: int = 10_000) -> float:
-    """Per cent of the first test images."""
     return data.make_test(data.HALVES, images)(model)["accuracy"]
 
 
@@ -45,7 +44,6 @@ def pruned(
 def measured(
     sparsity: float, batch_size: int, augment: bool = False, images: int = 10_000, **settings: Any
 ) -> dict[str, Any]:
-    """One cell: prune a fresh checkpoint and test it."""
     model = mfac_resnet20()
     _, cell = pruned(model, sparsity, batch_size, augment, **settings)
     return {"accuracy": accuracy_on_test(model, images), "test_images": images} | cell

@@ -15,23 +15,14 @@ SMOKE = Path(__file__).parent.parent / "build" / "smoke"  # results without mean
 
 @dataclass(frozen=True)
 class Request:
-    """A recipe at a size, and what only the user can know.
+    """A recipe at a size, and what only the user can know."""
 
-    Args:
-        size: "full" is the paper's, "small" takes about 20 minutes on two cores, "smoke" seconds.
-        folder: of the results.
-        only: rows whose name contains this.
-        images: ImageNet, a folder with `train` and `val`.
-        checkpoint: of a trained model.
-        shared: a folder in which processes that share a recipe note who does which row.
-    """
-
-    size: str
+    size: str  # "full" is the paper's, "small" takes about 20 minutes on two cores, "smoke" seconds
     folder: Path = RESULTS
-    only: str = ""
-    images: Path | None = None
-    checkpoint: Path | None = None
-    shared: Path | None = None
+    only: str = ""  # rows whose name contains this
+    images: Path | None = None  # ImageNet, a folder with `train` and `val`
+    checkpoint: Path | None = None  # of a trained model
+    shared: Path | None = None  # a folder in which processes that share a recipe note who does which row
     _mine: set[str] = field(default_factory=set, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -64,21 +55,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One table or figure of the paper.
-
-    Args:
-        name: of the command `python -m experiments run NAME`.
-        title: what it shows.
-        run: measures it, cell by cell.
-        plot: draws the results: (request) -> the picture.
-        minutes: about what "small" takes on two cores.
-    """
+    """One table or figure of the paper: `python -m experiments run NAME`."""
 
     name: str
     title: str
     run: Callable[[Request], None]
-    plot: Callable[[Request], Path]
-    minutes: int
+    plot: Callable[[Request], Path]  # -> the picture
+    minutes: int  # about what "small" takes on two cores
 
 
 class Results(Ledger):
@@ -90,7 +73,6 @@ class Results(Ledger):
         self.picture = self.path.with_suffix(".png")
 
     def settings(self, **settings: Any) -> None:
-        """Saved next to the cells."""
         self.record["settings"] = settings
 
     def cell(self, key: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a training step costs with one optimizer, as a ratio to SGD's in the same run: the two take turns."""
+"""The time of a training step, as a ratio to SGD's in the same run: the optimizers take turns."""
 
 import time
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from experiments.training import compute_gradients, cross_entropy
 
 
 def fill_window(optimizer: mfac.MFAC, model: nn.Module) -> None:
-    """Fills the window with random gradients, without moving the weights: a step of one that is not full is cheaper."""
+    """With random gradients, without moving the weights: a step is cheaper while the window is not full."""
     rates = [group["lr"] for group in optimizer.param_groups]
     generator = torch.Generator().manual_seed(0)
     for group in optimizer.param_groups:
@@ -27,7 +27,6 @@ def fill_window(optimizer: mfac.MFAC, model: nn.Module) -> None:
 
 
 def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[Any]) -> Callable[[], None]:
-    """A function that does one training step, each time with the next of the batches."""
     if isinstance(optimizer, mfac.MFAC):
         fill_window(optimizer, model)
     source = cycle(batches)
@@ -43,7 +42,7 @@ def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[An
 
 
 def take_turns(steps: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
-    """Processor seconds of every step, one round after the other, behind a first that does not count."""
+    """Processor seconds of every step, round by round; a first round does not count."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(rounds + 1):
         for name, step in steps.items():
@@ -54,7 +53,7 @@ def take_turns(steps: dict[str, Callable[[], None]], rounds: int) -> dict[str, l
 
 
 def processor_seconds(step: Callable[[], None]) -> float:
-    """Of one thread, so that what else runs on the machine counts for less; threads are turned off."""
+    """On one thread, which other processes disturb less."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -67,14 +66,10 @@ def processor_seconds(step: Callable[[], None]) -> float:
 
 def overheads(times: dict[str, list[float]], reference: str) -> dict[str, dict[str, Any]]:
     """{name: best seconds, median seconds, and both as ratios to those of the reference}."""
-    best = {name: min(values) for name, values in times.items()}
-    middle = {name: sorted(values)[len(values) // 2] for name, values in times.items()}
+    found = {name: (min(values), sorted(values)[len(values) // 2]) for name, values in times.items()}
+    best, median = found[reference]
     return {
-        name: {
-            "seconds_best": best[name],
-            "seconds_median": middle[name],
-            "over_sgd": round(best[name] / best[reference], 4),
-            "over_sgd_by_medians": round(middle[name] / middle[reference], 4),
-        }
-        for name in times
-    }
+        name: {"seconds_best": b, "seconds_median": m, "over_sgd": round(b / best, 4),
+               "over_sgd_by_medians": round(m / median, 4)}
+        for name, (b, m) in found.items()
+    }  # fmt: skip

@@ -43,7 +43,6 @@ def compute_gradients(model: nn.Module, optimizer: torch.optim.Optimizer, loss: 
 
 
 def file_of(key: str) -> Path:
-    """Where the checkpoint of a run is kept."""
     return RUNS / f"{key}.pt".replace(" ", "_").replace(",", "")
 
 
@@ -75,19 +74,10 @@ class Checkpoint:
 
 
 class Training:
-    """Trains a model in place for `steps` steps, the learning rate times `factor(progress)`.
+    """Trains a model in place for `steps` steps, the learning rate times `factor(fraction of steps done)`.
 
-    Args:
-        model: the model.
-        optimizer: of its parameters.
-        batches: one pass over it is one epoch; the state of its `generator`, if it has one, is saved.
-        steps: in all; the last pass may be incomplete.
-        factor: of the fraction of steps done so far.
-        test: model -> figures, called every `test_every` steps and at the end; not part of the seconds.
-        test_every: in steps.
-        loss_fn: (model, batch) -> loss.
-        keep: file for checkpoints.
-        keep_every: in passes.
+    `test` is called every `test_every` steps and at the end, and is not part of the seconds. A checkpoint is saved in
+    `keep` every `keep_every` passes over the batches, with the state of their `generator`, if they have one.
     """
 
     def __init__(

@@ -18,11 +18,11 @@ rather than in each. So the cosine between sums of steps, over as many as the wi
 
 import argparse
 import math
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice, repeat
+from statistics import mean, stdev
 from typing import Any
 
 import torch
@@ -76,57 +76,44 @@ def optimizer_of(name: str, params: Iterable[Tensor], window: Window) -> mfac.MF
 
 
 def cosine(a: Tensor, b: Tensor) -> float:
-    return float(F.cosine_similarity(a, b, dim=0))
-
-
-class Follower:
-    """A window in one storage that sees every gradient; its steps are compared with the uncompressed ones."""
-
-    def __init__(self, window: Window, dim: int, settings: dict[str, Any]):
-        self.op = mfac.DynamicInverseFisher(
-            settings["num_grads"], dim, settings["damping"], normalize="sum", window=window
-        )
-        self.total = torch.zeros(dim)
-        self.record: dict[str, list[float]] = {"cosines": [], "lengths": [], "cosines_of_sums": []}
-
-    def see(self, gradient: Tensor, reference: Tensor, reference_total: Tensor, whole: bool) -> None:
-        step = self.op.update_and_apply(gradient)
-        self.total += step
-        self.record["cosines"].append(round(cosine(step, reference), 5))
-        self.record["lengths"].append(round(float(step.norm() / reference.norm()), 5))
-        if whole:
-            self.record["cosines_of_sums"].append(round(cosine(self.total, reference_total), 5))
-            self.total.zero_()
+    return round(float(F.cosine_similarity(a, b, dim=0)), 5)
 
 
 def follow(name: str, task: Task, steps: int, seed: int) -> dict[str, Any]:
     """Trains with float32 rows while every other storage computes its steps from the same gradients."""
     settings, model = SETTINGS[name], task.model(seed)
     params = list(model.parameters())
-    reference = mfac.DynamicInverseFisher(
-        settings["num_grads"], sum(p.numel() for p in params), settings["damping"], normalize="sum"
-    )
-    followers = {
-        key: Follower(kind, reference.shape[0], settings) for key, kind in STORAGES.items() if key != "float32"
+    dim, num_grads = sum(p.numel() for p in params), settings["num_grads"]
+    windows = {
+        key: mfac.DynamicInverseFisher(num_grads, dim, settings["damping"], normalize="sum", window=window)
+        for key, window in STORAGES.items()
     }
-    total = torch.zeros(reference.shape[0])
+    sums = {key: torch.zeros(dim) for key in STORAGES}
+    records: dict[str, dict[str, list[float]]] = {
+        key: {"cosines": [], "lengths": [], "cosines_of_sums": []} for key in STORAGES if key != "float32"
+    }
     for t, batch in enumerate(islice(task.batches(seed), steps), 1):
         model.zero_grad()
         cross_entropy(model, batch).backward()
         decay = settings.get("weight_decay", 0.0)
         gradient = torch.cat([(p.grad + decay * p.detach()).flatten() for p in params if p.grad is not None])
-        step = reference.update_and_apply(gradient)
-        total += step
-        whole = t % settings["num_grads"] == 0 or t == steps
-        for follower in followers.values():
-            follower.see(gradient, step, total, whole)
-        if whole:
-            total.zero_()
+        found = {key: window.update_and_apply(gradient) for key, window in windows.items()}
+        step = found["float32"]
+        for key, record in records.items():
+            record["cosines"].append(cosine(found[key], step))
+            record["lengths"].append(round(float(found[key].norm() / step.norm()), 5))
+        for key, total in sums.items():
+            total += found[key]
+        if t % num_grads == 0 or t == steps:
+            for key, record in records.items():
+                record["cosines_of_sums"].append(cosine(sums[key], sums["float32"]))
+            for total in sums.values():
+                total.zero_()
         lr = settings["lr"] * cosine_schedule((t - 1) / steps)
         with torch.no_grad():
             for p, change in zip(params, step.split([p.numel() for p in params]), strict=True):
                 p.sub_(lr * change.view_as(p))
-    return {key: follower.record for key, follower in followers.items()}
+    return records
 
 
 def build(name: str) -> Task:
@@ -155,7 +142,6 @@ def measure(name: str, seeds: Sequence[int]) -> None:
 
 
 def measure_sentences(seeds: Sequence[int]) -> None:
-    """SST-2 as the recipe `bert` learns it, with other windows."""
     make_model = bert.networks(Request("small", folder=RESULTS))["MiniLM-L3"]
     for seed in seeds:
         for key in CHOSEN:
@@ -169,13 +155,11 @@ def measure_bert_tiny(name: str) -> None:
 
 
 def measure_rivals(name: str) -> None:
-    """Other optimizers and learning rates on the same network, in float32."""
     settings = replace(BERTS[name], storage=torch.float32)
-    task = bert.glue_task("sst2", settings)
     for optimizer, rates in RIVALS.get(name, {}).items():
         for rate in rates:
             key = f"rival, {optimizer}, lr {rate:g}"
-            run = partial(bert.tuned, key, rate, optimizer, task, SEEDS[0], untrained_bert, settings, settings.steps)
+            run = partial(bert.tuned, key, rate, optimizer, "sst2", SEEDS[0], untrained_bert, settings, settings.steps)
             ledger_of(name).cell(key, run)
 
 
@@ -184,12 +168,10 @@ def untrained_bert(task: str) -> nn.Module:
 
 
 def tune(name: str, key: str, seed: int, make_model: bert.Maker, settings: bert.Settings) -> None:
-    """One run on SST-2, with the most memory that the process has taken so far."""
     settings = replace(settings, storage=STORAGES[key])
-    task = bert.glue_task("sst2", settings)
 
     def run() -> dict[str, Any]:
-        record = bert.tuned(key, SST2_RATE, "M-FAC", task, seed, make_model, settings, settings.steps)
+        record = bert.tuned(key, SST2_RATE, "M-FAC", "sst2", seed, make_model, settings, settings.steps)
         return record | {"peak_gib": round(process_peak_bytes() / 2**30, 2)}
 
     ledger_of(name).cell(f"run, {key}, seed {seed}", run)
@@ -200,7 +182,6 @@ def ledger_of(name: str) -> Ledger:
 
 
 def table() -> None:
-    """Means over seeds, and the cosines."""
     for name in (*SETTINGS, "sst2", *BERTS):
         cells = ledger_of(name).cells
         for key, record in cells.get(f"steps, seed {SEEDS[0]}", {}).items():
@@ -210,22 +191,18 @@ def table() -> None:
         for key in STORAGES:
             runs = [run for title, run in cells.items() if title.startswith(f"run, {key}, seed")]
             if runs:
-                losses, accuracies = [last_loss(run) for run in runs], [accuracy_of(run) for run in runs]
-                told = "{:.4f} ± {:.4f}, {:.2f} ± {:.2f} %".format(*figures(losses), *figures(accuracies))
+                losses, percents = [last_loss(run) for run in runs], [accuracies(run)[1][-1] for run in runs]
+                told = (
+                    f"{mean(losses):.4f} ± {deviation(losses):.4f}, {mean(percents):.2f} ± {deviation(percents):.2f} %"
+                )
                 print(f"{name}, {key}, {len(runs)} seeds: {told}")
         for title, run in cells.items():
             if title.startswith("rival"):
-                print(f"{name}, {title}: {last_loss(run):.4f}, {accuracy_of(run):.2f} %")
+                print(f"{name}, {title}: {last_loss(run):.4f}, {accuracies(run)[1][-1]:.2f} %")
 
 
-def accuracy_of(run: dict[str, Any]) -> float:
-    """Of the last test, in per cent."""
-    return accuracies(run)[1][-1]
-
-
-def figures(values: list[float]) -> tuple[float, float]:
-    """Mean and deviation."""
-    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else math.nan
+def deviation(values: list[float]) -> float:
+    return stdev(values) if len(values) > 1 else math.nan
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """GGT (Agarwal et al., 2019): the inverse root of the second moment of the last m gradients, on their span."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -10,8 +10,8 @@ from torch.optim.optimizer import Optimizer
 def ggt_step(rows: Tensor, newest: int, count: int, eps: float) -> Tensor:
     """[(M Mᵀ)^½ + ε I]⁻¹ v for M = rowsᵀ/√count [d, m] and v = rows[newest], by an eigendecomposition of MᵀM.
 
-    With MᵀM = V Σ² Vᵀ and v = √count M e this is √count M V (Σ + ε)⁻¹ Vᵀ e: v is in the span, so that what is
-    orthogonal to it does not matter. The whole Gram matrix is computed anew, as the authors' code does: O(d m²).
+    With MᵀM = V Σ² Vᵀ and v = √count M e, in the span of M, this is √count M V (Σ + ε)⁻¹ Vᵀ e. The whole Gram matrix
+    is computed anew, as in the authors' code: O(d m²).
     """
     gram = (rows @ rows.T).double() / count
     squares, V = torch.linalg.eigh(gram)
@@ -22,13 +22,7 @@ def ggt_step(rows: Tensor, newest: int, count: int, eps: float) -> Tensor:
 class GGT(Optimizer):
     """v ← β v + (1−β) g enters a window of m; w ← w − lr [(M Mᵀ)^½ + ε I]⁻¹ v, M the window over √m.
 
-    Args:
-        params: of one group; they share one window.
-        lr: learning rate.
-        window: m; the authors' default is 10, the paper has 100.
-        beta: of the average of gradients that enters the window.
-        eps: ε, added to the roots.
-        weight_decay: added to the gradient.
+    All parameters share one window; m is 10 by default in the authors' code, and 100 in the paper.
     """
 
     def __init__(
@@ -41,11 +35,7 @@ class GGT(Optimizer):
         eps: float = 1e-2,
         weight_decay: float = 0.0,
     ):
-        if window < 1:
-            raise ValueError(f"window must be a positive number of gradients, not {window!r}")
         super().__init__(params, {"lr": lr, "beta": beta, "eps": eps, "weight_decay": weight_decay})
-        if len(self.param_groups) != 1:
-            raise ValueError(f"GGT has one window for one group of parameters, not {len(self.param_groups)} groups")
         self.window = window
         tensors = self.param_groups[0]["params"]
         dim = sum(p.numel() for p in tensors)
@@ -57,12 +47,7 @@ class GGT(Optimizer):
         }
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step with the gradients in `.grad`; a parameter without one counts as zero."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self) -> None:  # type: ignore[override]
         group = self.param_groups[0]
         state = self.state[group["params"][0]]
         state["average"].lerp_(_flat_gradient(group), 1 - group["beta"])
@@ -72,7 +57,6 @@ class GGT(Optimizer):
         step = ggt_step(state["rows"], newest, min(state["count"], self.window), group["eps"])
         for p, part in zip(group["params"], step.split([p.numel() for p in group["params"]]), strict=True):
             p.sub_(part.view_as(p), alpha=group["lr"])
-        return loss
 
 
 def _flat_gradient(group: dict) -> Tensor:

@@ -4,33 +4,26 @@ The Fisher matrix of a layer is S ⊗ A: A of the layer's inputs (a one appended
 gradients at its outputs. Other parameters (batch norm, embeddings) take plain gradient steps.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim.optimizer import Optimizer
 
-Layer = nn.Linear | nn.Conv2d
+from experiments.baselines.layer_moments import Layer, is_plain, output_rows, patches
 
 
 def input_factor(layer: Layer, x: Tensor) -> Tensor:
     """A = (1/n) Σ a aᵀ over n samples and all positions; a is what a row of the weight is multiplied with."""
-    if isinstance(layer, nn.Linear):
-        rows = x.reshape(-1, x.shape[-1])
-    else:
-        patches = F.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
-        rows = patches.transpose(1, 2).flatten(0, 1)
+    rows = patches(layer, x)[0]
     if layer.bias is not None:
         rows = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
     return rows.T @ rows / len(x)
 
 
 def output_factor(layer: Layer, gradient: Tensor) -> Tensor:
-    """S: the mean over samples and positions of g gᵀ; `gradient` is that of a loss averaged over n samples."""
-    rows = gradient if isinstance(layer, nn.Linear) else gradient.movedim(1, -1)
-    rows = rows.reshape(-1, rows.shape[-1]) * len(gradient)
+    """S: the mean over samples and positions of g gᵀ; `gradient` is of a loss averaged over the samples."""
+    rows = output_rows(layer, gradient)
     return rows.T @ rows / len(rows)
 
 
@@ -44,13 +37,7 @@ def damped_factors(S: Tensor, A: Tensor, damping: float, balance: bool = True) -
     return S + torch.eye(len(S)).to(S) * (root / pi), A + torch.eye(len(A)).to(A) * (root * pi)
 
 
-def kfac_step(S: Tensor, A: Tensor, gradient: Tensor, damping: float) -> Tensor:
-    """(S ⊗ A)⁻¹ g with the damping split over the factors: S⁻¹ G A⁻¹ for G [out, in] (the bias as last column)."""
-    return solve_factors(*cholesky_factors(S, A, damping), gradient)
-
-
 def cholesky_factors(S: Tensor, A: Tensor, damping: float) -> tuple[Tensor, Tensor]:
-    """Of the damped S and A, in float64."""
     S, A = damped_factors(S.double(), A.double(), damping)
     return torch.linalg.cholesky(S), torch.linalg.cholesky(A)
 
@@ -62,20 +49,10 @@ def solve_factors(left: Tensor, right: Tensor, gradient: Tensor) -> Tensor:
 
 
 class KFAC(Optimizer):
-    """w ← w − lr v, v ← μ v + (S ⊗ A)⁻¹ g, layer by layer; the steps are shortened to a trust region.
+    """w ← w − lr v, v ← μ v + (S ⊗ A)⁻¹ g, layer by layer, for linear layers and convolutions without groups.
 
-    Factors are exponential averages over batches, taken in the passes of training and inverted every so many steps.
-    Gradients of the labels in the data stand for those of labels drawn from the model (the empirical Fisher).
-
-    Args:
-        model: its linear and convolution layers (without groups) are preconditioned, all other parameters are not.
-        lr: learning rate.
-        damping: λ.
-        momentum: μ.
-        decay: of the averages of the factors.
-        weight_decay: added to the gradient.
-        clip: the bound on lr² Σ v·g of a step, over all layers; None: no bound.
-        every: steps from one look at the factors to the next.
+    Factors are of the empirical Fisher: exponential averages over training batches with `decay`, inverted `every` so
+    many steps. `clip` bounds lr² Σ v·g of a step, over all layers.
     """
 
     def __init__(
@@ -93,24 +70,16 @@ class KFAC(Optimizer):
         defaults = {"lr": lr, "damping": damping, "momentum": momentum, "decay": decay, "weight_decay": weight_decay,
                     "clip": clip, "every": every, "steps": 0}  # fmt: skip
         super().__init__(list(model.parameters()), defaults)
-        self.layers = [m for m in model.modules() if isinstance(m, nn.Linear) or _is_plain(m)]
-        if not self.layers:
-            raise ValueError("the model has no linear layer and no convolution without groups for K-FAC to work on")
-        self._handles = [layer.register_forward_hook(self._watch) for layer in self.layers]
-
-    def close(self) -> None:
-        """Takes the hooks off the model."""
-        for handle in self._handles:
-            handle.remove()
+        self.layers = [m for m in model.modules() if isinstance(m, nn.Linear) or (is_plain(m) and m.groups == 1)]
+        for layer in self.layers:
+            layer.register_forward_hook(self._watch)
 
     @property
     def _looks(self) -> bool:
-        """Whether this step takes the factors and inverts them."""
         group = self.param_groups[0]
         return group["steps"] % group["every"] == 0
 
     def _watch(self, layer: Layer, arguments: tuple[Tensor, ...], output: Tensor) -> None:
-        """Averages the factors of a layer while it trains."""
         if not (layer.training and output.requires_grad and self._looks):
             return
         inputs = arguments[0].detach()
@@ -126,12 +95,7 @@ class KFAC(Optimizer):
                 state[name] = factor
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step with the gradients in `.grad` and the factors seen so far."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self) -> None:  # type: ignore[override]
         group = self.param_groups[0]
         gradients = {p: p.grad + group["weight_decay"] * p for p in group["params"] if p.grad is not None}
         steps = dict(gradients)
@@ -145,10 +109,8 @@ class KFAC(Optimizer):
             buffer.mul_(group["momentum"]).add_(step, alpha=scale)
             p.sub_(buffer, alpha=group["lr"])
         group["steps"] += 1
-        return loss
 
     def _precondition(self, layer: Layer, gradients: dict[Tensor, Tensor], damping: float) -> dict[Tensor, Tensor]:
-        """{weight: step, bias: step} of a layer."""
         state: dict[str, Any] = self.state[layer.weight]
         if self._looks or "left" not in state:
             state["left"], state["right"] = cholesky_factors(state["S"], state["A"], damping)
@@ -158,9 +120,3 @@ class KFAC(Optimizer):
         matrix = torch.cat([matrix, gradients[layer.bias][:, None]], 1)
         step = solve_factors(state["left"], state["right"], matrix)
         return {layer.weight: step[:, :-1].reshape(layer.weight.shape), layer.bias: step[:, -1].clone()}
-
-
-def _is_plain(module: nn.Module) -> bool:
-    """A convolution without groups, padded with zeros by a given number of pixels."""
-    plain = isinstance(module, nn.Conv2d) and module.groups == 1 and module.padding_mode == "zeros"
-    return plain and not isinstance(module.padding, str)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from experiments.baselines.kfac import damped_factors
-from experiments.baselines.layer_moments import Moments, find_layers, layer_moments
+from experiments.baselines.layer_moments import LayerMethod, Moments
 from mfac.gradients.losses import LossFn
 from mfac.layout import ParameterLayout
 from mfac.pruning.options import PruningOptions
@@ -14,22 +14,21 @@ from mfac.pruning.step import Step
 from mfac.woodbury import scores, single_sums
 
 
-class Kronecker:
-    """K-FAC over `num_grads` batches; `balance`: see `damped_factors`."""
+class Kronecker(LayerMethod):
+    """`balance`: see `damped_factors`."""
+
+    name, backward = "kfac", True
 
     def __init__(self, loss_fn: LossFn, options: PruningOptions, balance: bool = True):
-        self.loss_fn, self.options, self.balance = loss_fn, options, balance
-
-    def measure(self, step: Step) -> dict[str, Moments]:
-        layers = find_layers(step.weights.model, step.weights.targets, "kfac")
-        return layer_moments(step.weights.model, self.loss_fn, step.stream, self.options.num_grads, layers, True)
+        super().__init__(loss_fn, options)
+        self.balance = balance
 
     def curvature(self, step: Step, measured: Mapping[str, Moments]) -> "KroneckerCurvature":
         return KroneckerCurvature(measured, float(self.options.damping), step.layout, self.balance)
 
 
 class KroneckerCurvature:
-    """F of a layer is S ⊗ A, S of the outputs' gradients and A of the inputs; the damping is split between them.
+    """S is of the gradients at the outputs, A of the inputs; the damping is split between them.
 
     Scores use the inverse of the whole layer, as if removed weights could still move; the joint update solves for the
     kept weights alone, by conjugate gradients.
@@ -45,11 +44,9 @@ class KroneckerCurvature:
         }
 
     def scores(self, theta: Tensor) -> Tensor:
-        """θ_oj² / (2 [S⁻¹]_oo [A⁻¹]_jj)."""
         return scores(theta, self._inverse_diagonal())
 
     def remove(self, theta: Tensor, removed: Tensor, update: str) -> tuple[Tensor, float]:
-        """The change, and ½ δᵀ(S ⊗ A)δ."""
         delta = torch.where(removed, -theta, 0.0)
         if update == "obs":
             x = single_sums(theta, removed, self._inverse_diagonal())

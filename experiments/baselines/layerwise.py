@@ -5,25 +5,18 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from experiments.baselines.layer_moments import Moments, find_layers, layer_moments
-from mfac.gradients.losses import LossFn
+from experiments.baselines.layer_moments import LayerMethod, Moments
 from mfac.layout import ParameterLayout
-from mfac.pruning.options import PruningOptions
 from mfac.pruning.step import Magnitude, Step
 from mfac.woodbury import primal_removal, scores, single_sums
 
 BATCH_NUMBERS = 1 << 24  # in the k x k matrices that are factored at once
 
 
-class Wanda:
+class Wanda(LayerMethod):
     """Scores θ_ij² · mean(a_j²), a_j the input that the weight multiplies; the remaining weights do not move."""
 
-    def __init__(self, loss_fn: LossFn, options: PruningOptions):
-        self.loss_fn, self.options = loss_fn, options
-
-    def measure(self, step: Step) -> dict[str, Moments]:
-        layers = find_layers(step.weights.model, step.weights.targets, "wanda")
-        return layer_moments(step.weights.model, self.loss_fn, step.stream, self.options.num_grads, layers, False)
+    name = "wanda"
 
     def curvature(self, step: Step, measured: Mapping[str, Moments]) -> "InputNorms":
         factors = {}
@@ -43,26 +36,17 @@ class InputNorms(Magnitude):
         return theta.square() * self.factors
 
 
-class LayerwiseOBS:
+class LayerwiseOBS(LayerMethod):
     """L-OBS: each row of a layer's weight has the Hessian A + λI of the squared error of the layer's output."""
 
-    def __init__(self, loss_fn: LossFn, options: PruningOptions):
-        self.loss_fn, self.options = loss_fn, options
-
-    def measure(self, step: Step) -> dict[str, Moments]:
-        layers = find_layers(step.weights.model, step.weights.targets, "lobs")
-        return layer_moments(step.weights.model, self.loss_fn, step.stream, self.options.num_grads, layers, False)
+    name = "lobs"
 
     def curvature(self, step: Step, measured: Mapping[str, Moments]) -> "LayerInputCurvature":
         return LayerInputCurvature(measured, float(self.options.damping), step.layout, step.weights.masks)
 
 
 class LayerInputCurvature:
-    """L-OBS: each row of a layer's weight has the Hessian A + λI of the squared error of the layer's output.
-
-    A is the second moment of the inputs. What is minimised is the change of each layer's own output, so nothing is
-    predicted about the loss.
-    """
+    """A is the second moment of the inputs; nothing is predicted about the loss."""
 
     def __init__(
         self, moments: Mapping[str, Moments], damping: float, layout: ParameterLayout, masks: Mapping[str, Tensor]
@@ -71,11 +55,9 @@ class LayerInputCurvature:
         self._moments, self._layout, self._masks = moments, layout, masks
 
     def scores(self, theta: Tensor) -> Tensor:
-        """θ_i² / (2 [H⁻¹]_ii)."""
         return scores(theta, self._inverse_diagonal())
 
     def remove(self, theta: Tensor, removed: Tensor, update: str) -> tuple[Tensor, None]:
-        """The update of every row by itself."""
         if update == "none":
             return torch.where(removed, -theta, 0.0), None
         if update == "obs":
@@ -92,7 +74,7 @@ class LayerInputCurvature:
         return self._each_row(diagonal)
 
     def _each_row(self, function, *vectors: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
-        """function(H [n, k, k], [values [n, k], ...]) for rows of every layer, put together again as a vector."""
+        """function(H [n, k, k], [values [n, k], ...]) for the rows of every layer, as one vector."""
         values = [self._layout.unflatten(vector) for vector in vectors]
         out = {}
         for name in self._layout.names:
@@ -106,7 +88,7 @@ class LayerInputCurvature:
         return row
 
     def _row_hessians(self, name: str) -> Iterator[tuple[slice, Tensor]]:
-        """H over the weights that each row still has; ones on the diagonal for those that are gone."""
+        """H over the weights that each row still has; ones on the diagonal for removed ones."""
         moments, kept = self._moments[name], self._masks[name].flatten(1)
         A = moments.inputs / moments.positions
         A.diagonal(dim1=1, dim2=2).add_(self.damping)

@@ -17,8 +17,6 @@ BLOCK_PIECE = 1 << 20
 
 
 class WoodFisher:
-    """The gradients of M-FAC, inverted block by block by the literal recursion."""
-
     def __init__(self, loss_fn: LossFn, options: PruningOptions):
         if options.block_size is None or options.rows_dir is not None:
             raise ValueError("method 'woodfisher' keeps dense blocks and rows in memory: give block_size, no rows_dir")
@@ -37,7 +35,7 @@ class WoodFisher:
 
 
 class RecursionCurvature:
-    """Block inverses [B, B] by m rank-one steps each: O(B d m) time and O(B d) memory, numerically the same matrix."""
+    """Block inverses [B, B] by m rank-one steps each: O(B d m) time and O(B d) memory."""
 
     def __init__(self, grads: Tensor, damping: float, block_size: int, sizes: Sequence[int]):
         self.damping = damping
@@ -52,11 +50,10 @@ class RecursionCurvature:
             self._inverses.append(torch.cat(pieces))
 
     def scores(self, theta: Tensor) -> Tensor:
-        """θ_i² / (2 [F⁻¹]_ii)."""
         return scores(theta, self._diagonal())
 
     def remove(self, theta: Tensor, removed: Tensor, update: str) -> tuple[Tensor, float]:
-        """The change, and ½ δᵀFδ: exact for "joint"; the sum of single scores for the others, as WoodFisher has it."""
+        """The change, and ½ δᵀFδ: exact for "joint", otherwise the sum of single scores, as in WoodFisher."""
         single = float(self.scores(theta)[removed].sum())
         if update == "none":
             return torch.where(removed, -theta, 0.0), single

@@ -21,17 +21,13 @@ def registry() -> dict[str, list[Entry]]:
     entries: dict[str, list[Entry]] = {}
     for line in REGISTRY.read_text().splitlines():
         if not line.startswith("#"):
-            name, path, checksum, url = line.split()
-            entries.setdefault(name, []).append(Entry(path, _known(checksum), _known(url)))
+            name, *fields = (None if field == "-" else field for field in line.split())
+            entries.setdefault(name, []).append(Entry(*fields))
     return entries
 
 
 def fetch(name: str) -> list[Path]:
-    """The files of a data set; those that are missing are downloaded.
-
-    Raises:
-        ValueError: there is no such data set, or a file is not the published one.
-    """
+    """The files of a data set, downloaded if they are missing; ValueError if one is not the published file."""
     import pooch
 
     known, root = registry(), data_folder()
@@ -66,10 +62,6 @@ def split_mrpc(folder: Path) -> None:
         (folder / name).write_bytes(b"\n".join([header, *chosen, b""]))
 
 
-def _known(field: str) -> str | None:
-    return None if field == "-" else field
-
-
 def _is_there(path: Path, checksum: str | None) -> bool:
     """Whether the file exists; ValueError if it has another checksum than the published file."""
     import pooch
@@ -81,16 +73,12 @@ def _is_there(path: Path, checksum: str | None) -> bool:
 
 
 def _unpacking(path: Path, wanted: list[Entry]) -> Any:
-    """Pooch's processor for a download: archives are unpacked beside themselves."""
+    """Pooch's processor for a download: archives are unpacked in their own folder."""
     import pooch
 
+    members = [str((data_folder() / entry.path).relative_to(path.parent)) for entry in wanted]
     if path.name.endswith(".tar.gz"):
-        return pooch.Untar(_members(path, wanted), extract_dir=".")
+        return pooch.Untar(members, extract_dir=".")
     if path.suffix == ".zip":
-        return pooch.Unzip(_members(path, wanted), extract_dir=".")
+        return pooch.Unzip(members, extract_dir=".")
     return pooch.Decompress(name=path.stem) if path.suffix == ".gz" else None
-
-
-def _members(path: Path, wanted: list[Entry]) -> list[str]:
-    root = data_folder()
-    return [str((root / entry.path).relative_to(path.parent)) for entry in wanted]

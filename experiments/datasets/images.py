@@ -82,7 +82,6 @@ def crop_and_flip(images: Tensor, generator: torch.Generator | None = None, padd
 
 
 def _read_records(path: Path, labels: int) -> Tensor:
-    """Records of some label bytes and the pixels."""
     data, size = np.fromfile(path, np.uint8), labels + PIXELS
     if len(data) == 0 or len(data) % size:
         raise ValueError(f"{path} is damaged: {len(data)} bytes are no whole number of records of {size}")

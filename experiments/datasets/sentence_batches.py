@@ -1,10 +1,11 @@
-"""The tasks of GLUE as batches of tokens, each padded to its longest sentence."""
+"""The tasks of GLUE as batches of tokens, each padded to its longest example."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from experiments.datasets.sentences import load_glue
 
@@ -12,7 +13,7 @@ Batch = dict[str, Tensor]
 
 
 class Tokens(NamedTuple):
-    """Of one sentence or pair: the ids, which of the two sentences each belongs to, and the label."""
+    """Of one example: token ids, which of the two sentences each belongs to, and the label."""
 
     ids: list[int]
     types: list[int]
@@ -30,16 +31,9 @@ def encode(task: str, split: str, tokenizer: Any, longest: int, cut: bool = True
 
 
 class SentenceBatches:
-    """Batches as a Hugging Face model takes them.
+    """Batches as a Hugging Face model takes them; `regression`: labels are numbers.
 
-    The order of a shuffled pass is drawn when the pass begins, and its last batch is left out if it is smaller.
-
-    Args:
-        examples: of `encode`.
-        batch_size: of every batch.
-        shuffle: a new order in each pass.
-        regression: labels are numbers, not classes.
-        generator: of the order; None: torch's global random state.
+    The order of a shuffled pass is drawn from `generator` or torch's global state; a smaller last batch is left out.
     """
 
     def __init__(
@@ -65,11 +59,8 @@ class SentenceBatches:
             yield self._collate([self.examples[k] for k in order[i * self.batch_size : (i + 1) * self.batch_size]])
 
     def _collate(self, chosen: list[Tokens]) -> Batch:
-        width = max(len(example.ids) for example in chosen)
-        ids, types, mask = (torch.zeros(len(chosen), width, dtype=torch.int64) for _ in range(3))  # 0 is [PAD]
-        for row, example in enumerate(chosen):
-            ids[row, : len(example.ids)] = torch.tensor(example.ids)
-            types[row, : len(example.ids)] = torch.tensor(example.types)
-            mask[row, : len(example.ids)] = 1
+        parts = ([example.ids for example in chosen], [example.types for example in chosen],
+                 [[1] * len(example.ids) for example in chosen])  # fmt: skip
+        ids, types, mask = (pad_sequence([torch.tensor(row) for row in part], True) for part in parts)  # 0 is [PAD]
         labels = torch.tensor([example.label for example in chosen], dtype=self.dtype)
         return {"input_ids": ids, "token_type_ids": types, "attention_mask": mask, "labels": labels}

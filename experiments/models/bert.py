@@ -12,35 +12,22 @@ SIZES: dict[str, dict[str, int]] = {
 
 
 def bert_config(name: str, labels: int = 2) -> Any:
-    """The configuration of "tiny" or "mini", with the vocabulary of uncased BERT."""
-    if name not in SIZES:
-        raise ValueError(f"there is BERT-{' and BERT-'.join(SIZES)}, and no BERT-{name}")
+    """Of "tiny" or "mini", with the vocabulary of uncased BERT."""
     from transformers import BertConfig
 
     return BertConfig(**SIZES[name], num_labels=labels)
 
 
 def bert_classifier(name: str, labels: int, checkpoint: Path | None = None) -> nn.Module:
-    """BERT for sentences and pairs of them; without a checkpoint (a Hugging Face folder) it is not pretrained."""
+    """A classifier of sentences and pairs; without a checkpoint (a Hugging Face folder) it is not pretrained."""
     from transformers import BertForSequenceClassification
 
-    return _build(BertForSequenceClassification, name, labels, checkpoint)
-
-
-def bert_for_answers(name: str, checkpoint: Path | None = None) -> nn.Module:
-    """BERT that scores every token as the first and as the last of the answer to a question."""
-    from transformers import BertForQuestionAnswering
-
-    return _build(BertForQuestionAnswering, name, 2, checkpoint)
-
-
-def _build(kind: Any, name: str, labels: int, checkpoint: Path | None) -> nn.Module:
     if checkpoint is None:
-        return kind(bert_config(name, labels))
+        return BertForSequenceClassification(bert_config(name, labels))
     if not (checkpoint / "config.json").exists():
+        layers, heads = SIZES[name]["num_hidden_layers"], SIZES[name]["num_attention_heads"]
         raise FileNotFoundError(
-            f"{checkpoint} is no checkpoint of Hugging Face: it has no config.json; save one there, "
-            f"for instance google/bert_uncased_L-{SIZES[name]['num_hidden_layers']}_H-{SIZES[name]['hidden_size']}"
-            f"_A-{SIZES[name]['num_attention_heads']}"
+            f"{checkpoint} has no config.json of Hugging Face; save a checkpoint there, for instance "
+            f"google/bert_uncased_L-{layers}_H-{SIZES[name]['hidden_size']}_A-{heads}"
         )
-    return kind.from_pretrained(checkpoint, num_labels=labels)
+    return BertForSequenceClassification.from_pretrained(checkpoint, num_labels=labels)

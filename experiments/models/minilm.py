@@ -15,14 +15,9 @@ STORED_ONLY = ("model_type", "pooler", "stored_dtype", "architectures", "transfo
 
 
 def minilm_classifier(labels: int) -> nn.Module:
-    """The encoder under a fresh pooler and classifier, in eval mode, embeddings frozen.
+    """The encoder under a fresh pooler and classifier, in eval mode.
 
-    5.5 of its 17.3 million weights are left to train: a window would hold num_grads copies of the embeddings, nearly
-    all of them zeros.
-
-    Raises:
-        MissingData: the files are not in the data folder.
-        TaskError: transformers is not installed, or the weights are of another network.
+    Embeddings are frozen, which leaves 5.5 of 17.3 million weights to train: their gradients are nearly all zero.
     """
     transformers = require_transformers()
     model: Any = transformers.BertForSequenceClassification(_config(num_labels=labels))
@@ -31,11 +26,7 @@ def minilm_classifier(labels: int) -> nn.Module:
 
 
 def minilm_encoder() -> nn.Module:
-    """The encoder alone, as it was trained, embeddings frozen.
-
-    Raises:
-        MissingData, TaskError: as `minilm_classifier` does.
-    """
+    """The encoder alone, as it was trained, embeddings frozen."""
     encoder: nn.Module = require_transformers().BertModel(_config(), add_pooling_layer=False)
     _load(encoder)
     return encoder
@@ -48,7 +39,6 @@ def _config(**more: Any) -> Any:
 
 
 def _load(encoder: Any) -> None:
-    """The weights into the encoder; what the network has besides, it must have fresh by right."""
     folder = find("minilm-l3", "minilm-l3", "config.json").parent
     missing, spare = encoder.load_state_dict(_read_weights(folder), strict=False)
     lost = [key for key in missing if not key.startswith("pooler.")] + list(spare)
@@ -58,20 +48,10 @@ def _load(encoder: Any) -> None:
 
 
 def tokenizer() -> Any:
-    """Cuts sentences into the 30,522 tokens of uncased BERT.
-
-    Raises:
-        MissingData: the vocabulary is not in the data folder.
-    """
     return require_transformers().BertTokenizer(vocab=str(find("minilm-l3", "minilm-l3", "vocab.txt")))
 
 
 def require_transformers() -> Any:
-    """The library.
-
-    Raises:
-        TaskError: it is not installed.
-    """
     try:
         import transformers
     except ImportError:
@@ -80,7 +60,7 @@ def require_transformers() -> Any:
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
-    """The encoder's tensors in float32: from Hugging Face's model.safetensors, or from an .npz of the same names."""
+    """In float32: from Hugging Face's model.safetensors, or from an .npz of the same names."""
     packed = folder / "paraphrase-MiniLM-L3-v2.fp16.npz"
     if packed.exists():
         with np.load(packed) as arrays:

@@ -10,13 +10,7 @@ LAYERS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1),
 
 
 class MobileNetV1(nn.Module):
-    """A 3 x 3 convolution, 13 pairs of a depthwise 3 x 3 and a pointwise convolution, and a classifier.
-
-    Args:
-        num_classes: of the classifier.
-        small_images: the first two strides are left out, so that 32 x 32 pixels become 4 x 4 and not 1 x 1.
-        width: what all numbers of channels are multiplied with.
-    """
+    """`small_images` leaves the first two strides out: 32 x 32 pixels become 4 x 4; `width` multiplies all channels."""
 
     def __init__(self, num_classes: int = 1000, small_images: bool = False, width: float = 1.0):
         super().__init__()
@@ -30,7 +24,6 @@ class MobileNetV1(nn.Module):
         self.fc = nn.Linear(channels, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, 3, h, w] -> scores of the classes [n, classes]."""
         return self.fc(self.model(x).mean((2, 3)))
 
 

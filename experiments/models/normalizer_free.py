@@ -1,7 +1,6 @@
 """Residual networks without batch norm (Brock et al., 2021): convolutions of standardised weights, scaled branches.
 
-The paper prunes NF-ResNet50 as timm has it. Each convolution has a gain and a bias for every channel, as many numbers
-as a batch norm would have: the count of weights is ResNet50's.
+The paper prunes timm's NF-ResNet50. Each convolution has a gain and a bias per channel, like a batch norm.
 """
 
 import math
@@ -21,7 +20,6 @@ class ScaledConv2d(nn.Conv2d):
         self.gain = Parameter(self.weight.new_ones(channels_out, 1, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, in, h, w] -> [n, out, h', w']."""
         rows = self.weight.flatten(1)
         variance, mean = rows.var(1, correction=0), rows.mean(1)
         scale = self.gain.flatten() * (variance * rows.shape[1] + 1e-6).rsqrt()
@@ -30,14 +28,9 @@ class ScaledConv2d(nn.Conv2d):
 
 
 class FreeBlock(nn.Module):
-    """x + α f(x/β): β is the deviation that the input is expected to have, α what the branch adds to it.
+    """x + α f(x/β): β is the expected standard deviation of the input, α scales the branch.
 
-    Args:
-        widths: of the input, of every convolution in the branch, the last of them the block's output.
-        sizes: of their kernels; the first kernel wider than one takes the stride.
-        stride: of the block.
-        alpha: α.
-        beta: β.
+    `widths` are of the input and of every convolution in the branch; the first kernel wider than one has the stride.
     """
 
     def __init__(self, widths: list[int], sizes: list[int], stride: int, alpha: float, beta: float):
@@ -51,7 +44,6 @@ class FreeBlock(nn.Module):
         self.shortcut = ScaledConv2d(widths[0], widths[-1], 1) if stride > 1 or widths[0] != widths[-1] else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, in, h, w] -> [n, out, h/stride, w/stride]."""
         y = _relu(x) / self.beta
         if self.shortcut is not None:
             x = self.shortcut(F.avg_pool2d(y, self.stride, ceil_mode=True) if self.stride > 1 else y)
@@ -61,7 +53,7 @@ class FreeBlock(nn.Module):
 
 
 class NormalizerFreeResNet(nn.Module):
-    """Stages of blocks behind a stem; `nf_resnet50` and `nf_resnet` are the two that are used."""
+    """Stages of blocks after a stem; see `nf_resnet50` and `nf_resnet`."""
 
     def __init__(self, stem: nn.Module, channels: int, stages: list[tuple[list[int], int, int]], sizes: list[int],
                  num_classes: int, alpha: float = 0.2):  # fmt: skip
@@ -79,12 +71,10 @@ class NormalizerFreeResNet(nn.Module):
         self.fc = nn.Linear(channels, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, 3, h, w] -> scores of the classes [n, classes]."""
         return self.fc(_relu(self.blocks(self.stem(x))).mean((2, 3)))
 
 
 def nf_resnet50(num_classes: int = 1000) -> NormalizerFreeResNet:
-    """The normalizer-free ResNet50."""
     stem = nn.Sequential(ScaledConv2d(3, 64, 7, 2, 3), nn.MaxPool2d(3, 2, 1))
     stages = [([p, p, 4 * p], count, 1 if p == 64 else 2) for p, count in ((64, 3), (128, 4), (256, 6), (512, 3))]
     return NormalizerFreeResNet(stem, 64, stages, [1, 3, 1], num_classes)

@@ -1,7 +1,5 @@
 """ResNets for 32 x 32 images (He et al., 2016)."""
 
-from pathlib import Path
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -17,13 +15,10 @@ class PaddedShortcut(nn.Module):
         self.added = (channels_out - channels_in) // 2
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, in, h, w] -> [n, out, h/2, w/2]."""
         return F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, self.added, self.added))
 
 
 class BasicBlock(nn.Module):
-    """Two 3 x 3 convolutions and a shortcut around them."""
-
     def __init__(self, channels_in: int, channels_out: int, stride: int, projection: bool):
         super().__init__()
         self.conv1 = nn.Conv2d(channels_in, channels_out, 3, stride, 1, bias=False)
@@ -38,7 +33,6 @@ class BasicBlock(nn.Module):
             self.downsample = PaddedShortcut(channels_in, channels_out)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, in, h, w] -> [n, out, h/stride, w/stride]."""
         y = F.relu(self.bn1(self.conv1(x)))
         return F.relu(self.bn2(self.conv2(y)) + self.downsample(x))
 
@@ -46,10 +40,7 @@ class BasicBlock(nn.Module):
 class ResNet(nn.Module):
     """6n + 2 layers in three stages of n blocks, 16, 32 and 64 channels wide.
 
-    Args:
-        depth: 20, 32, 44, ...
-        num_classes: of the classifier.
-        projection: shortcuts between stages by a 1 x 1 convolution (True) or by padding, without parameters.
+    Shortcuts between stages are 1 x 1 convolutions with `projection`, or else padded.
     """
 
     def __init__(self, depth: int = 20, num_classes: int = 10, projection: bool = True):
@@ -68,7 +59,6 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, 3, h, w] -> scores of the classes [n, classes]."""
         x = F.relu(self.bn1(self.conv1(x)))
         x = self.layer3(self.layer2(self.layer1(x)))
         return self.fc(x.mean((2, 3)))
@@ -79,17 +69,10 @@ def _stage(channels_in: int, channels_out: int, blocks: int, stride: int, projec
     return nn.Sequential(first, *(BasicBlock(channels_out, channels_out, 1, projection) for _ in range(blocks - 1)))
 
 
-def load_checkpoint(model: ResNet, path: Path) -> ResNet:
-    """The model with the weights of a public checkpoint, in eval mode, channels last."""
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    state = {key.removeprefix("module."): value for key, value in state["state_dict"].items()}
-    renamed = {key.replace("linear.", "fc."): value for key, value in state.items()}
-    model.load_state_dict(renamed)
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's own types leave it out
-    return model.eval()
-
-
 def mfac_resnet20() -> ResNet:
     """The M-FAC authors' ResNet20 on CIFAR-10, 272,474 weights; inputs normalised by `HALVES`: 91.43 %."""
-    checkpoint = find("resnet20", "checkpoints", "mfac_resnet20_cifar10.pth.tar")
-    return load_checkpoint(ResNet(20, projection=True), checkpoint)
+    path = find("resnet20", "checkpoints", "mfac_resnet20_cifar10.pth.tar")
+    state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+    model = ResNet(20)
+    model.load_state_dict({k.removeprefix("module.").replace("linear.", "fc."): v for k, v in state.items()})
+    return model.to(memory_format=torch.channels_last).eval()

@@ -7,8 +7,6 @@ EXPANSION = 4
 
 
 class Bottleneck(nn.Module):
-    """Convolutions of 1 x 1, 3 x 3 and 1 x 1, and a shortcut around them."""
-
     def __init__(self, channels_in: int, planes: int, stride: int):
         super().__init__()
         channels_out = EXPANSION * planes
@@ -24,15 +22,12 @@ class Bottleneck(nn.Module):
             self.downsample = nn.Sequential(convolution, nn.BatchNorm2d(channels_out))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, in, h, w] -> [n, 4 planes, h/stride, w/stride]."""
         y = F.relu(self.bn1(self.conv1(x)))
         y = self.bn3(self.conv3(F.relu(self.bn2(self.conv2(y)))))
         return F.relu(y + (x if self.downsample is None else self.downsample(x)))
 
 
 class ResNet50(nn.Module):
-    """Four stages of 3, 4, 6 and 3 bottlenecks, 256 to 2,048 channels wide."""
-
     def __init__(self, num_classes: int = 1000):
         super().__init__()
         self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
@@ -44,7 +39,6 @@ class ResNet50(nn.Module):
         self.fc = nn.Linear(2048, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, 3, h, w] -> scores of the classes [n, classes]."""
         x = F.max_pool2d(F.relu(self.bn1(self.conv1(x))), 3, 2, 1)
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(x.mean((2, 3)))

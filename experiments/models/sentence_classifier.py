@@ -7,20 +7,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from experiments.models.minilm import minilm_encoder
-from experiments.tasks.glue_stsb import LARGEST_SCORE
+from experiments.tasks.glue_stsb import LARGEST_SCORE, embed
 
 
 class SentenceClassifier(nn.Module):
-    """Each sentence by itself, as the mean of the encoder's outputs, as sentence encoders are used.
+    """Each sentence is the mean of the encoder's outputs; a row with a pair is split by its token types.
 
-    Such an encoder knows nothing of pairs in one row, so the row is cut in two by its token types. Classes come from a
-    linear layer on u, or (u, v, |u - v|) of a pair; a number is the cosine of a pair, from 0 to 5 as STS-B has it.
-
-    Args:
-        encoder: (input_ids, attention_mask) -> an object with `last_hidden_state`.
-        width: of its outputs.
-        labels: classes; 1 means a number.
-        pairs: two sentences in each row.
+    Classes come from a linear layer on u, or (u, v, |u - v|) of a pair; with one label the output is the cosine of a
+    pair, from 0 to 5 as in STS-B.
     """
 
     def __init__(self, encoder: nn.Module, width: int, labels: int, pairs: bool):
@@ -31,7 +25,7 @@ class SentenceClassifier(nn.Module):
     def forward(
         self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor, labels: Tensor
     ) -> SimpleNamespace:
-        """An object with `loss` and `logits`, as Hugging Face's models give."""
+        """`loss` and `logits`, as Hugging Face's models return them."""
         if self.pairs:
             second = token_type_ids.bool()
             u = self._embed(input_ids, attention_mask.bool() & ~second)
@@ -46,17 +40,13 @@ class SentenceClassifier(nn.Module):
         return SimpleNamespace(loss=F.cross_entropy(logits, labels), logits=logits)
 
     def _embed(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """One vector a sentence; columns that no row uses are left out."""
+        """One vector per sentence; columns that no row uses are left out."""
         width = int(mask.sum(1).max())
-        ids, mask = ids[:, :width], mask[:, :width]
-        hidden = self.encoder(input_ids=ids, attention_mask=mask.long()).last_hidden_state
-        weights = mask[..., None].to(hidden.dtype)
-        mean: Tensor = (hidden * weights).sum(1) / weights.sum(1)
-        return mean
+        return embed(self.encoder, ids[:, :width], mask[:, :width].long())
 
 
 def _second_sentences(ids: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """The second sentences with [CLS] before them, padded anew, and their mask."""
+    """The second sentences after a [CLS], and their mask."""
     lengths = second.sum(1)
     places = torch.arange(int(lengths.max()), device=ids.device)
     starts = second.long().argmax(1)
@@ -67,10 +57,5 @@ def _second_sentences(ids: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def minilm_sentences(labels: int, pairs: bool) -> nn.Module:
-    """MiniLM-L3 with frozen embeddings under such a classifier.
-
-    Raises:
-        MissingData, TaskError: as `experiments.models.minilm.minilm_encoder` does.
-    """
     encoder = minilm_encoder()
     return SentenceClassifier(encoder, encoder.config.hidden_size, labels, pairs)  # type: ignore[union-attr,arg-type]

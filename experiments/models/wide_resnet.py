@@ -18,20 +18,13 @@ class WideBlock(nn.Module):
             self.shortcut = nn.Conv2d(channels_in, channels_out, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, in, h, w] -> [n, out, h/stride, w/stride]."""
         active = F.relu(self.bn1(x))
         shortcut = x if self.shortcut is None else self.shortcut(active)
         return self.conv2(F.relu(self.bn2(self.conv1(active)))) + shortcut
 
 
 class WideResNet(nn.Module):
-    """6n + 4 layers in three stages of n blocks, 16, 32 and 64 times `width` channels wide.
-
-    Args:
-        depth: 16, 22, 28, 40, ...
-        width: the factor k of WRN-depth-k.
-        num_classes: of the classifier.
-    """
+    """WRN-depth-width: 6n + 4 layers in three stages of n blocks, 16, 32 and 64 times `width` channels wide."""
 
     def __init__(self, depth: int, width: int, num_classes: int = 10):
         super().__init__()
@@ -48,7 +41,6 @@ class WideResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, 3, h, w] -> scores of the classes [n, classes]."""
         return self.fc(F.relu(self.bn(self.stages(self.conv1(x)))).mean((2, 3)))
 
 

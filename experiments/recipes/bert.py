@@ -1,4 +1,4 @@
-"""Tables of BERT: Adam against M-FAC on tasks of GLUE and on SQuADv2, five seeds, mean and deviation.
+"""Tables of BERT: Adam against M-FAC on tasks of GLUE, five seeds, mean and standard deviation.
 
 The learning rate falls linearly to zero, as in the Hugging Face examples. With M-FAC's normalize="sum", lr 0.1 and
 damping 1e-3 are the paper's 1e-4 and 1e-6 at 1,024 gradients, and work for shorter windows too. Both have the same
@@ -10,9 +10,7 @@ of the development sets: 35 minutes of one core, half of that on two with --jobs
 encoded separately, as this encoder is meant to be used (its authors tuned it on paraphrases), so only the difference
 between the optimizers can be compared with the paper. Full: 3 passes (MRPC: 5) of batches of 32, 128 tokens, a window
 of 1,024 gradients, or as many as there are steps: BERT-tiny and -mini from --checkpoint FOLDER with the sub-folders
-`tiny` and `mini` as Hugging Face saves them; without it MiniLM (a window of 22 GB). These two also train on SQuADv2 if
-its files are in `squad` of the data folder: 2 passes of batches of 12 and 384 tokens, as in the Hugging Face example
-that the paper uses, Adam's learning rates from the paper's 3e-5; exact match and F1.
+`tiny` and `mini` as Hugging Face saves them; without it MiniLM (a window of 22 GB).
 """
 
 import statistics
@@ -28,11 +26,10 @@ from torch import nn
 import mfac
 from experiments import drawing
 from experiments.correlations import pearson, spearman
-from experiments.datasets import squad
 from experiments.datasets.sentence_batches import SentenceBatches, Tokens, encode
 from experiments.datasets.sentences import COLUMNS
 from experiments.models.bert import SIZES as BERTS
-from experiments.models.bert import bert_classifier, bert_for_answers
+from experiments.models.bert import bert_classifier
 from experiments.models.minilm import tokenizer
 from experiments.models.sentence_classifier import minilm_sentences
 from experiments.recipe import Recipe, Request, Results
@@ -43,13 +40,6 @@ from mfac.windows import Window
 RATES = {"Adam": (2e-5, 1e-4, 3e-4), "M-FAC": (0.1, 0.3, 1.0)}
 DAMPING = 1e-3
 EPOCHS = {"mrpc": 5, "rte": 3, "stsb": 3, "sst2": 3}
-SQUAD = "squad2"
-SQUAD_RATES = RATES | {"Adam": (3e-5, 1e-4, 3e-4)}
-SQUAD_EPOCHS, SQUAD_BATCH = 2, 12
-SQUAD_SETTINGS = {
-    "epochs": SQUAD_EPOCHS, "batch_size": SQUAD_BATCH, "longest": squad.LONGEST, "overlap": squad.OVERLAP,
-    "learning_rates": SQUAD_RATES,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -64,41 +54,29 @@ class Settings:
     dev: int | None = None
     train: int | None = None
     rates: int = 3
-    storage: Window = torch.float32  # of its rows
+    storage: Window = torch.float32  # of the window's rows
 
 
 SIZES = {
-    "full": Settings(("mrpc", "rte", "stsb", "sst2"), 5, 1024, 32, 128),
-    "small": Settings(("mrpc", "rte", "stsb", "sst2"), 5, 48, 16, 64, 64, 32, dev=300, train=4000,
-                      storage=torch.bfloat16),
+    "full": Settings(tuple(EPOCHS), 5, 1024, 32, 128),
+    "small": Settings(tuple(EPOCHS), 5, 48, 16, 64, 64, 32, dev=300, train=4000, storage=torch.bfloat16),
     "smoke": Settings(("mrpc", "stsb"), 1, 2, 2, 64, 2, 1, dev=4, train=8, rates=1),
-}  # fmt: skip
+}
 Maker = Callable[[str], nn.Module]
-
-
-@dataclass(frozen=True)
-class Task:
-    name: str
-    epochs: int
-    rates: dict[str, tuple[float, ...]]  # of the search
-    batches: Callable[[int], Any]  # by seed
-    measure: Callable[[nn.Module], dict[str, float]]  # on the development set, in per cent
 
 
 def run(request: Request) -> None:
     results, settings = Results("bert", request), SIZES[request.size]
-    questions = squad_tasks(request)
-    results.settings(
-        **vars(settings) | {"storage": str(settings.storage)}, damping=DAMPING, learning_rates=RATES,
-        **{task.name: SQUAD_SETTINGS for task in questions},
-    )  # fmt: skip
-    tasks = [glue_task(name, settings) for name in settings.tasks] + questions
+    results.settings(**vars(settings) | {"storage": str(settings.storage)}, damping=DAMPING, learning_rates=RATES)
     for network, make_model in networks(request).items():
-        for task in tasks:
-            if request.wants(f"{network}, {task.name}"):
-                results.cell(f"before, {network}, {task.name}", lambda a=(make_model, task): untrained(*a))
-            for optimizer in task.rates:
-                if request.wants(f"{network}, {task.name}, {optimizer}"):
+        for task in settings.tasks:
+            if request.wants(f"{network}, {task}"):
+                torch.manual_seed(0)  # of the classifier, which is random
+                results.cell(
+                    f"before, {network}, {task}", lambda m=make_model, t=task: measured(m(t).eval(), t, settings)
+                )
+            for optimizer in RATES:
+                if request.wants(f"{network}, {task}, {optimizer}"):
                     compete(results, network, task, optimizer, make_model, settings)
 
 
@@ -107,13 +85,10 @@ def networks(request: Request) -> dict[str, Maker]:
     if request.size != "full" or request.checkpoint is None:
         return {"MiniLM-L3": lambda task: minilm_sentences(num_outputs(task), COLUMNS[task].second is not None)}
     folder = request.checkpoint
-    return {f"BERT-{name}": lambda task, name=name: pretrained_bert(name, task, folder / name) for name in BERTS}
-
-
-def pretrained_bert(name: str, task: str, checkpoint: Path) -> nn.Module:
-    if task == SQUAD:
-        return bert_for_answers(name, checkpoint)
-    return bert_classifier(name, num_outputs(task), checkpoint)
+    return {
+        f"BERT-{name}": lambda task, name=name: bert_classifier(name, num_outputs(task), folder / name)
+        for name in BERTS
+    }
 
 
 def num_outputs(task: str) -> int:
@@ -121,73 +96,37 @@ def num_outputs(task: str) -> int:
     return len(COLUMNS[task].classes) or 1
 
 
-def glue_task(name: str, settings: Settings) -> Task:
-    def batches(seed: int) -> SentenceBatches:
-        return SentenceBatches(
-            examples(name, "train", settings)[: settings.train], settings.batch_size, shuffle=True,
-            regression=not COLUMNS[name].classes, generator=torch.Generator().manual_seed(seed),
-        )  # fmt: skip
-
-    return Task(name, EPOCHS[name], RATES, batches, lambda model: measured(model, name, settings))
-
-
-def squad_tasks(request: Request) -> list[Task]:
-    """SQuADv2 at full size if its networks and files are there; otherwise prints why it is left out."""
-    if request.size != "full":
-        return []
-    if request.checkpoint is None:
-        print(f"{SQUAD} is left out: it needs --checkpoint FOLDER with BERT-tiny and -mini")
-        return []
-    try:
-        squad.find_files()
-    except FileNotFoundError as error:
-        print(f"{SQUAD} is left out: {error}")
-        return []
-    windows = cache(lambda split: squad.cut_windows(squad.load_squad(split), tokenizer()))
-    return [
-        Task(
-            SQUAD, SQUAD_EPOCHS, SQUAD_RATES, lambda seed: squad.WindowBatches(windows("train"), SQUAD_BATCH, seed),
-            lambda model: squad.measured(model, windows("dev")),
-        )
-    ]  # fmt: skip
-
-
-def untrained(make_model: Maker, task: Task) -> dict[str, float]:
-    """The pretrained network before training; a classifier is random."""
-    torch.manual_seed(0)
-    return task.measure(make_model(task.name).eval())
-
-
 def compete(
-    results: Results, network: str, task: Task, optimizer: str, make_model: Maker, settings: Settings
+    results: Results, network: str, task: str, optimizer: str, make_model: Maker, settings: Settings
 ) -> None:  # fmt: skip
     """The search with seed 0, then all seeds with the learning rate of the lowest training loss."""
-    row = f"{network}, {task.name}, {optimizer}"
-    rates = task.rates[optimizer][: settings.rates]
+    row, rates = f"{network}, {task}, {optimizer}", RATES[optimizer][: settings.rates]
     for lr in rates:
         key = f"search, {row}, lr {lr:g}"
-        results.cell(
-            key, lambda a=(key, lr, optimizer, task, 0): tuned(*a, make_model, settings, settings.search_steps)
-        )
+        arguments = (key, lr, optimizer, task, 0, make_model, settings, settings.search_steps)
+        results.cell(key, lambda a=arguments: tuned(*a))
     best = min(rates, key=lambda lr: last_loss(results.cells[f"search, {row}, lr {lr:g}"]))
     for seed in range(1, settings.seeds + 1):
         key = f"run, {row}, seed {seed}"
-        results.cell(key, lambda a=(key, best, optimizer, task, seed): tuned(*a, make_model, settings, settings.steps))
+        arguments = (key, best, optimizer, task, seed, make_model, settings, settings.steps)
+        results.cell(key, lambda a=arguments: tuned(*a))
 
 
 def tuned(
-    key: str, lr: float, optimizer: str, task: Task, seed: int, make_model: Maker, settings: Settings,
+    key: str, lr: float, optimizer: str, task: str, seed: int, make_model: Maker, settings: Settings,
     steps: int | None,
 ) -> dict[str, Any]:  # fmt: skip
     torch.manual_seed(seed)
-    model = make_model(task.name)
-    batches = task.batches(seed)
-    whole = task.epochs * len(batches)
-    steps = whole if steps is None else steps
-    window = min(settings.window, whole)
+    model = make_model(task)
+    batches = SentenceBatches(
+        examples(task, "train", settings)[: settings.train], settings.batch_size, shuffle=True,
+        regression=not COLUMNS[task].classes, generator=torch.Generator().manual_seed(seed),
+    )  # fmt: skip
+    whole = EPOCHS[task] * len(batches)
+    steps, window = whole if steps is None else steps, min(settings.window, whole)
     training = Training(
         model, make_optimizer(optimizer, model, lr, window, settings.storage), batches, steps, linear,
-        loss_fn=model_loss, test=task.measure, test_every=steps,
+        loss_fn=model_loss, test=lambda model: measured(model, task, settings), test_every=steps,
         keep=file_of(f"bert_{key}") if settings.steps is None else None,
     )  # fmt: skip
     return training.run() | {"lr": lr, "window": window if optimizer == "M-FAC" else None}
@@ -244,16 +183,16 @@ def plot(request: Request) -> Path:
     results = Results("bert", request)
     figures = table(results.cells)
     for row, part in figures.items():
-        told = ", ".join(f"{name} {mean:.2f} ± {deviation:.2f} ({n})" for name, (mean, deviation, n) in part.items())
-        print(f"{row}: {told}")
+        print(
+            f"{row}:", *(f"{name} {mean:.2f} ± {deviation:.2f} ({n})," for name, (mean, deviation, n) in part.items())
+        )
     groups = {
         row.replace(", ", "\n"): {name.split(",")[0]: mean for name, (mean, _, _) in part.items()
-                                  if name.endswith(("accuracy", "pearson", "exact"))}
+                                  if name.endswith(("accuracy", "pearson"))}
         for row, part in figures.items()
     }  # fmt: skip
-    tasks = "GLUE and SQuADv2" if any(SQUAD in row for row in groups) else "GLUE"
-    title = f"{tasks}, development sets, mean over seeds"
+    title = "GLUE, development sets, mean over seeds"
     return drawing.bars(results.picture, groups, y="accuracy (STS-B: Pearson's correlation), %", title=title)
 
 
-RECIPE = Recipe("bert", "BERT on GLUE (full: and SQuADv2), Adam against M-FAC (tables of BERT)", run, plot, minutes=19)
+RECIPE = Recipe("bert", "BERT on GLUE, Adam against M-FAC (tables of BERT)", run, plot, minutes=19)

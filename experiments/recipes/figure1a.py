@@ -80,7 +80,6 @@ def run(request: Request) -> None:
 
 
 def row(task: ImageTask, settings: Settings, arguments: dict[str, Any]) -> dict[str, Any]:
-    """One method at every sparsity."""
     found = {}
     for sparsity in settings.sparsities:
         model, batches = task.model(), task.batches(settings.batch_size, 0)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from experiments import drawing
 from experiments.baselines.pruning import prune
+from experiments.data import ImageBatches
 from experiments.datasets.images import Normalisation, load_mnist
-from experiments.datasets.tensor_batches import TensorBatches
 from experiments.models.mlp import MLPNET, mlp
 from experiments.recipe import Recipe, Request, Results
 from experiments.training import Training, cosine, cross_entropy
@@ -69,7 +69,7 @@ def trained(seed: int, settings: Settings) -> tuple[dict[str, Tensor], float]:
     """The weights of a network after a few passes over MNIST, and its accuracy."""
     torch.manual_seed(seed)
     model = mlp(MLPNET)
-    batches = TensorBatches(*load_mnist("train"), 128, shuffle=True, prepare=PIXELS)
+    batches = ImageBatches(*load_mnist("train"), 128, PIXELS, shuffle=True)
     Training(model, torch.optim.Adam(model.parameters(), 2e-3), batches, settings.steps, cosine).run()
     return model.state_dict(), accuracy(model.eval(), settings.test_images)
 
@@ -81,7 +81,7 @@ def row(label: str, seed: int, state: dict[str, Tensor], settings: Settings) -> 
         torch.manual_seed(seed)
         model = mlp(MLPNET).eval()
         model.load_state_dict(state)
-        batches = TensorBatches(*load_mnist("train"), settings.batch_size, shuffle=True, prepare=PIXELS)
+        batches = ImageBatches(*load_mnist("train"), settings.batch_size, PIXELS, shuffle=True)
         prune(model, cross_entropy, batches, sparsity, num_grads=settings.num_grads, damping=settings.damping,
               recomputations=1, update="obs", loss_batches=1, progress=False, seed=1, **METHODS[label])  # fmt: skip
         found[f"{sparsity:g}"] = accuracy(model, settings.test_images)
@@ -91,7 +91,6 @@ def row(label: str, seed: int, state: dict[str, Tensor], settings: Settings) -> 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, count: int) -> float:
-    """Per cent of the first `count` test images."""
     images, labels = (part[:count] for part in load_mnist("test"))
     return round(100 * float((model(PIXELS(images)).argmax(1) == labels).double().mean()), 3)
 

@@ -90,7 +90,6 @@ def moved(model: nn.Module, before: dict[str, torch.Tensor], masks: dict[str, to
 
 
 def tasks(request: Request, settings: Settings) -> Iterator[tuple[str, ImageTask]]:
-    """Both networks, trained."""
     if request.size == "full":
         for name in ("resnet50", "nf_resnet50"):
             path = request.weights() / f"{name}.pt"
@@ -129,7 +128,6 @@ def trained(name: str, build: Callable[[], nn.Module], request: Request, setting
 
 
 def plot(request: Request) -> Path:
-    """A panel for each network."""
     results = Results("normalizer_free", request)
     dense = {key.split(", ")[0]: cell["accuracy"] for key, cell in results.cells.items() if "points" not in cell}
     figure, (panels,) = drawing.panels(1, max(1, len(dense)), (13, 4.8), sharey=True)

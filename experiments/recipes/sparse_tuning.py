@@ -87,7 +87,6 @@ def tuned(name: str, masks: dict[str, Tensor], task: ImageTask, settings: Settin
 
 
 def overhead(masks: dict[str, Tensor], task: ImageTask, settings: Settings) -> dict[str, Any]:
-    """Both take turns on the same batches."""
     few = list(itertools.islice(task.batches(settings.batch_size, 2), settings.rounds + 1))
     steps = {}
     for name in ("SGD", "M-FAC"):

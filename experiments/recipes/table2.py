@@ -67,23 +67,15 @@ def run(request: Request) -> None:
     results, settings = Results("table2", request), SIZES[request.size]
     results.settings(damping=DAMPING, slice_bytes=settings.slice_bytes,
                      woodfisher_seconds=settings.woodfisher_seconds, threads=1)  # fmt: skip
-    for (model, block, m), minutes in PAPER.items():
-        key = name(model, block, m)
+    for model, block, m in (*PAPER, *(("ResNet20", *row) for row in RESNET20)):
+        key = f"{model}, blocks of {block or 'all'}, {m} gradients"
+        measure = with_real_gradients if model == "ResNet20" else with_random_gradients
         if request.wants(key):
-            results.cell(key, lambda a=(model, block, m, minutes): drawn_at_random(*a, settings))
-    for block, m in RESNET20:
-        key = name("ResNet20", block, m)
-        if request.wants(key):
-            results.cell(key, lambda a=(block, m): with_real_gradients(*a, settings))
+            results.cell(key, lambda a=(measure, model, block, m): a[0](*a[1:], settings))
 
 
-def name(model: str, block: int | None, m: int) -> str:
-    return f"{model}, blocks of {block or 'all'}, {m} gradients"
-
-
-def drawn_at_random(
-    model: str, block: int | None, m: int, minutes: tuple[float | None, float], settings: Settings
-) -> dict[str, Any]:
+def with_random_gradients(model: str, block: int | None, m: int, settings: Settings) -> dict[str, Any]:
+    theirs, ours = PAPER[model, block, m]
     d = min(WEIGHTS[model], settings.limit or WEIGHTS[model])
     m, block = min(m, settings.rows or m), None if block is None else min(block, d)
 
@@ -91,16 +83,14 @@ def drawn_at_random(
         G = torch.randn(m, count, generator=torch.Generator().manual_seed(0))
         return G.div_(G.norm(dim=1, keepdim=True))
 
-    cell = measured(columns, d, block, m, None, settings)
-    theirs, ours = minutes
-    return cell | {
+    return measured(columns, d, block, m, None, settings) | {
         "gradients": "random",
         "paper_minutes": {"WoodFisher": theirs, "M-FAC": ours},
         "paper_ratio": None if theirs is None else theirs / ours,
     }
 
 
-def with_real_gradients(block: int | None, m: int, settings: Settings) -> dict[str, Any]:
+def with_real_gradients(_: str, block: int | None, m: int, settings: Settings) -> dict[str, Any]:
     """ResNet20 with gradients of 16 training images each; no block straddles two tensors."""
     model = mfac_resnet20() if settings.limit is None else untrained_resnet8()
     m = min(m, settings.rows or m)
@@ -149,7 +139,6 @@ def mfac_bytes(lengths: dict[int, int], m: int) -> int:
 
 
 def woodfisher_bytes(lengths: dict[int, int]) -> int:
-    """The inverses of the blocks in float32."""
     return sum(4 * count * b**2 for b, count in lengths.items())
 
 

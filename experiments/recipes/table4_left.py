@@ -99,7 +99,6 @@ def compete(results: Results, row: str, depth: int, contender: Contender, settin
 
 
 def trained(contender: Contender, key: str, depth: int, seed: int, steps: int, settings: Settings) -> dict[str, Any]:
-    """One run, with its best test accuracy."""
     torch.manual_seed(seed)
     model = ResNet(depth, projection=False).to(memory_format=torch.channels_last)
     batches = data.cifar_batches(contender.batch_size, data.CIFAR10, seed)

@@ -59,7 +59,6 @@ SIZES = {
 
 
 def make_model(name: str, settings: Settings, num_classes: int) -> nn.Module:
-    """A fresh network for 32 x 32 images, by its name."""
     if name == "MobileNetV1":
         model: nn.Module = MobileNetV1(num_classes, small_images=True, width=0.25 if settings.tiny else 1.0)
     else:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from experiments.correlations import spearman
 from experiments.datasets.folder import data_folder
@@ -44,21 +45,21 @@ def evaluate(model: nn.Module) -> float:
 
 
 class SentencePairs(nn.Module):
-    """The cosine of two sentences, each the mean of the encoder's outputs."""
+    """The cosine of two sentences."""
 
     def __init__(self, encoder: nn.Module):
         super().__init__()
         self.encoder = encoder
 
-    def embed(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """One vector per sentence."""
-        hidden = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
-        weights = mask[..., None].to(hidden.dtype)
-        mean: Tensor = (hidden * weights).sum(1) / weights.sum(1)
-        return mean
-
     def forward(self, first: Tensor, first_mask: Tensor, second: Tensor, second_mask: Tensor) -> Tensor:
-        return F.cosine_similarity(self.embed(first, first_mask), self.embed(second, second_mask))
+        return F.cosine_similarity(embed(self.encoder, first, first_mask), embed(self.encoder, second, second_mask))
+
+
+def embed(encoder: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
+    """The mean of the encoder's outputs: one vector per sentence."""
+    hidden = encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+    weights = mask[..., None].to(hidden.dtype)
+    return (hidden * weights).sum(1) / weights.sum(1)
 
 
 class PairBatches:
@@ -102,11 +103,8 @@ def correlation(model: nn.Module, batches: PairBatches) -> float:
 
 
 def _padded(sentences: list[Sentence]) -> tuple[Tensor, Tensor]:
-    """Token ids and mask; 0 is [PAD]."""
-    width = max(map(len, sentences))
-    ids = torch.tensor([tokens + [0] * (width - len(tokens)) for tokens in sentences])
-    lengths = torch.tensor([len(tokens) for tokens in sentences])
-    return ids, (torch.arange(width) < lengths[:, None]).long()
+    ids = pad_sequence([torch.tensor(tokens) for tokens in sentences], batch_first=True)  # 0 is [PAD]
+    return ids, pad_sequence([torch.ones(len(tokens), dtype=torch.int64) for tokens in sentences], batch_first=True)
 
 
 @cache

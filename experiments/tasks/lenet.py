@@ -4,34 +4,32 @@ from functools import cache, partial
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from experiments.data import ImageBatches
 from experiments.datasets.folder import data_folder
 from experiments.datasets.images import Normalisation, load_mnist
-from experiments.datasets.tensor_batches import TensorBatches
+from experiments.models.mlp import LENET, mlp
 from mfac.app.tasks import Task
 from mfac.app.tasks.classification import accuracy, cross_entropy, train
 
 BATCH_SIZE = 128
 # Mean and standard deviation of all pixels of the training images.
-PIXELS = {
-    "mnist": Normalisation((0.1307,), (0.3081,)),
-    "fashion-mnist": Normalisation((0.2860,), (0.3530,)),
-}
+PIXELS = {"mnist": Normalisation((0.1307,), (0.3081,)), "fashion-mnist": Normalisation((0.2860,), (0.3530,))}
 
 
 def lenet_task(name: str) -> Task:
     """LeNet-300-100, 266,610 weights, on the 60,000 images of "mnist" or "fashion-mnist"."""
 
-    def train_batches() -> TensorBatches:
-        return TensorBatches(*_read(name, "train", data_folder()), BATCH_SIZE, shuffle=True, prepare=PIXELS[name])
+    def train_batches() -> ImageBatches:
+        return ImageBatches(*_read(name, "train", data_folder()), BATCH_SIZE, PIXELS[name], shuffle=True)
 
-    def eval_batches() -> TensorBatches:
-        return TensorBatches(*_read(name, "test", data_folder()), 1000, prepare=PIXELS[name])
+    def eval_batches() -> ImageBatches:
+        return ImageBatches(*_read(name, "test", data_folder()), 1000, PIXELS[name])
 
     return Task(
         name=name,
-        model=_lenet,
+        model=lambda: mlp(LENET),
         train_batches=train_batches,
         loss=cross_entropy,
         evaluate=lambda model: accuracy(model, eval_batches()),
@@ -39,11 +37,6 @@ def lenet_task(name: str) -> Task:
         optimizer=partial(torch.optim.Adam, lr=5e-4),
         pretrain=lambda model: train(model, train_batches(), epochs=4, lr=1e-3),
     )
-
-
-def _lenet() -> nn.Sequential:
-    layers = (nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 100), nn.ReLU(), nn.Linear(100, 10))
-    return nn.Sequential(nn.Flatten(), *layers)
 
 
 @cache

@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from experiments.data import ImageBatches
 from experiments.datasets.folder import data_folder
-from experiments.datasets.images import HALVES, crop_and_flip, load_cifar10
-from experiments.datasets.tensor_batches import TensorBatches
+from experiments.datasets.images import HALVES, load_cifar10
 from experiments.models.resnet import mfac_resnet20
 from mfac.app.tasks.classification import accuracy, cross_entropy
 
@@ -16,13 +16,12 @@ model, loss = mfac_resnet20, cross_entropy
 optimizer = partial(torch.optim.SGD, lr=0.005, momentum=0.9)
 
 
-def train_batches() -> TensorBatches:
-    images, labels = _read("train", data_folder())
-    return TensorBatches(images, labels, 128, shuffle=True, prepare=lambda pixels: HALVES(crop_and_flip(pixels)))
+def train_batches() -> ImageBatches:
+    return ImageBatches(*_read("train", data_folder()), 128, HALVES, shuffle=True, augment=True)
 
 
-def eval_batches() -> TensorBatches:
-    return TensorBatches(*_read("test", data_folder()), 500, prepare=HALVES)
+def eval_batches() -> ImageBatches:
+    return ImageBatches(*_read("test", data_folder()), 500, HALVES)
 
 
 def evaluate(model: nn.Module) -> float:

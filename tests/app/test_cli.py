@@ -221,7 +221,7 @@ def test_a_task_in_an_installed_package_works_from_another_folder(tmp_path):
 def test_displays_with_and_without_a_terminal(capsys):
     def show_work(display):
         with display:
-            display.begin("mfac-0.9", 4, "steps")
+            display.begin("mfac-0.9", 4)
             display.at(2.5, "loss 0.1")
             display.say("a word")
             display.end()

@@ -2,17 +2,13 @@
 
 import math
 import random
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import islice, pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from run_cases import TRAINING, StopAfter, data, loss, network, run, small_task, start, tensor_bytes, without_times
+from run_cases import TRAINING, StopAfter, data, loss, network, run, small_task, tensor_bytes, without_times
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -22,7 +18,6 @@ from mfac.app.runs.optimizers import DEFAULTS, OPTIMIZERS, OptimizerSettings, ma
 from mfac.app.runs.task_batches import TaskBatches, epoch
 from mfac.app.runs.training_loop import TrainingLoop
 
-HERE = Path(__file__).parents[1] / "support"
 CPU = torch.device("cpu")
 
 
@@ -39,15 +34,6 @@ def test_interrupted_twice_it_ends_with_the_same_bits(tmp_path, name):
     assert any("resuming after" in line for line in watcher.lines)
     assert tensor_bytes(tmp_path / "stopped") == tensor_bytes(tmp_path / "whole")
     assert without_times(stopped) == without_times(whole)
-
-
-def test_killed_twice_it_ends_with_the_same_bits(tmp_path):
-    for calls in (17, 40):  # in the first cell, then in the second
-        command = [sys.executable, "run_cases.py", "train", str(tmp_path / "killed"), str(calls)]
-        assert subprocess.run(command, cwd=HERE, check=False).returncode == -signal.SIGKILL
-    start("train", tmp_path / "killed")
-    start("train", tmp_path / "whole")
-    assert tensor_bytes(tmp_path / "killed") == tensor_bytes(tmp_path / "whole")
 
 
 def test_steps_that_were_not_saved_are_repeated(tmp_path):
@@ -172,24 +158,6 @@ def test_batches_without_a_length_are_counted():
     model = network()
     with pytest.raises(ValueError, match="returned no batches"):
         TrainingLoop(model, loss, empty, torch.optim.SGD(model.parameters()), seed=0).take_step()
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"optimizers": (OptimizerSettings("sophia"),)}, "optimizer must be one of mfac, sgd, adam, adamw, task"),
-        ({"optimizers": (OptimizerSettings("task"),)}, "the task small defines no optimizer; choose one of mfac"),
-        ({"optimizers": ()}, "give at least one optimizer, without repeats, not none"),
-        ({"optimizers": (OptimizerSettings("mfac", lr=-1.0),)}, "lr must be 0 or more"),
-        ({"seeds": (1, 1)}, "give at least one seed, without repeats, not 1, 1"),
-        ({"steps": 0}, "steps must be 1 or more, not 0"),
-        ({"schedule": "hope"}, "schedule must be one of cosine, constant, not 'hope'"),
-    ],
-)
-def test_invalid_settings_are_reported_before_anything_is_written(tmp_path, changes, words):
-    with pytest.raises(ValueError, match=words):
-        run(tmp_path / "run", replace(TRAINING, **changes))
-    assert not (tmp_path / "run").exists()
 
 
 def test_settings_reach_the_optimizers():

@@ -1,11 +1,7 @@
 """Pruning on several ranks: the same masks and weights on all of them, and those of one process with all batches."""
 
 import importlib
-import multiprocessing
-import os
-import re
 import sys
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -17,7 +13,6 @@ from torch import nn
 import mfac
 from mfac.pruning import GradualPruner, prune
 
-SIZES = (2, 3, 4)
 NUM_BATCHES = 24
 QUICK = {"num_grads": 12, "block_size": 8, "damping": 1e-3, "recomputations": 3, "progress": False, "loss_batches": 2}
 
@@ -82,13 +77,12 @@ def check(results, expected):
 
 
 CASES = [
-    ("linear", 0.6, {}, SIZES),
-    ("linear", 0.6, {"block_size": None}, SIZES),
+    ("linear", 0.6, {}, (2, 4)),
+    ("linear", 0.6, {"block_size": None}, (2, 3)),
     ("linear", 0.6, {"update": "obs"}, (3,)),
     ("linear", 0.6, {"block_size": None, "update": "obs"}, (3,)),
-    ("linear", 0.6, {"update": "none", "scope": "layer"}, (2,)),
     ("linear", 0.6, {"block_size": None, "update": "none", "scope": "layer"}, (2,)),
-    ("convolutions", 0.7, {"bn_batches": True}, (2, 4)),
+    ("convolutions", 0.7, {"bn_batches": True}, (4,)),
     ("convolutions", 0.7, {"block_size": None, "bn_batches": True}, (4,)),
 ]
 
@@ -105,18 +99,14 @@ def test_the_masks_of_one_process(rank_pool, kind, sparsity, options, size):
 MORE = [
     ("linear", None, {"pattern": "2:4", "targets": ["0.weight", "2.weight"]}),
     ("linear", None, {"pattern": "2:4", "block_size": None, "targets": ["0.weight", "2.weight"]}),
-    ("convolutions", None, {"pattern": "1:4", "targets": ["0.weight", "3.weight"], "block_size": 16}),
     ("convolutions", None, {"pattern": "1:4", "targets": ["0.weight", "3.weight"], "block_size": None}),
     ("linear", 0.4, {"pattern": "row"}),
     ("linear", 0.4, {"pattern": "row", "block_size": None}),
     ("linear", 0.4, {"pattern": "channel"}),
     ("linear", 0.5, {"order": "greedy"}),
     ("linear", 0.5, {"block_size": 4}),  # twelve gradients and blocks of four: their sums are kept, not the rows
-    ("linear", 0.5, {"block_size": 4, "scope": "layer", "update": "obs"}),
     ("linear", 0.5, {"block_size": 200, "targets": ["0.weight", "2.weight"]}),  # two blocks for three ranks
-    ("linear", 0.5, {"block_size": 200, "targets": ["0.weight", "2.weight"], "order": "greedy", "update": "obs"}),
     ("linear", None, {"block_size": 200, "targets": ["0.weight", "2.weight"], "pattern": "1:4"}),
-    ("linear", 0.5, {"block_size": 200, "targets": ["0.weight", "2.weight"], "num_grads": 402, "recomputations": 1}),
     ("linear", 0.5, {"method": "magnitude"}),
     ("linear", 0.5, {"method": "diagonal"}),
     ("linear", 0.5, {"damping": "auto"}),
@@ -200,10 +190,8 @@ def interrupted(group, change, at):
     ("change", "at", "done", "message"),
     [
         (Broken, 1, 0, "OSError: the disk is gone"),
-        (Broken, 4, 0, "OSError: the disk is gone"),
         (Broken, 8, 0, "OSError: the disk is gone"),  # after the weights of the first step were written
         (Broken, 10, 1, "OSError: the disk is gone"),
-        (Broken, 14, 1, "OSError: the disk is gone"),
         (Diverging, 13, 1, "the loss became nan in this step, which is undone"),
         ("on_step", 0, 2, "on_step failed on rank 2: KeyboardInterrupt"),
     ],
@@ -299,23 +287,6 @@ def test_buffers_become_those_of_the_first_rank(rank_pool):
     assert torch.equal(results[1][1]["1.running_mean"], model[1].running_mean)
 
 
-def in_float32(group):
-    torch.manual_seed(2)
-    model = nn.Linear(40, 10)
-    rank = dist.get_rank(group)
-    batches = [(torch.randn(8, 40), torch.randint(10, (8,))) for _ in range(8)]
-    options = QUICK | {"num_grads": 8, "block_size": None}
-    result = prune(model, cross_entropy, batches[rank::2], 0.5, process_group=group, **options)
-    return result.masks["weight"], model.weight.detach()
-
-
-def test_float32_has_the_same_bits_on_all_ranks(rank_pool):
-    (mask, weight), (other_mask, other_weight) = rank_pool.run(2, in_float32)
-    assert torch.equal(mask, other_mask)
-    assert torch.equal(weight, other_weight)
-    assert int((weight == 0).sum()) == 200
-
-
 def test_a_group_of_one_is_one_process(rank_pool):
     (found,) = rank_pool.run(1, together, "linear", 0.5, {})
     check([found], alone("linear", 0.5, {}, 1))
@@ -340,48 +311,3 @@ def test_the_example_prunes_what_ddp_has_trained(rank_pool):
         assert all(not bool(state[name][~mask].any()) for name, mask in masks.items())
         assert dense > 94
         assert sparse > 90
-
-
-class Killed(Broken):
-    """A loss that ends its process at one of its calls."""
-
-    def __call__(self, model, batch):
-        self.calls += 1
-        if self.calls == self.at:
-            os._exit(1)
-        return cross_entropy(model, batch)
-
-
-def prune_in_a_process_of_its_own(rank, store, pipe):
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
-    )
-    model, batches = problem()
-    steps = []
-    try:
-        prune(model, Killed(16) if rank else cross_entropy, batches[rank::2], 0.6, on_step=steps.append,
-              process_group=dist.group.WORLD, **QUICK)  # fmt: skip
-    except RuntimeError as error:
-        zeros = sum(int((value == 0).sum()) for value in model.state_dict().values())
-        pipe.send((str(error), len(steps), zeros, steps[-1].num_removed))
-    dist.destroy_process_group()  # its threads may not outlive the interpreter
-
-
-def test_a_rank_that_is_killed_ends_the_others(tmp_path):
-    """In the second step; the other rank does not wait for the timeout, and has the weights of the first."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    processes = [
-        context.Process(target=prune_in_a_process_of_its_own, args=(rank, str(tmp_path / "store"), theirs), daemon=True)
-        for rank in range(2)
-    ]
-    for process in processes:
-        process.start()
-    assert ours.poll(300)  # of which nearly all is for starting two processes
-    message, steps, zeros, removed = ours.recv()
-    for process in processes:
-        process.join(20)
-    assert [process.exitcode for process in processes] == [0, 1]
-    assert re.search("over 2 ranks failed on rank 0: another process has ended", message)
-    assert (steps, zeros) == (1, removed)

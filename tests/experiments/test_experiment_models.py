@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from experiments.image_task import load_weights
-from experiments.models.bert import bert_classifier, bert_config
-from experiments.models.mlp import LENET, MLPNET, mlp
+from experiments.models.mlp import LENET, mlp
 from experiments.models.mobilenet import MobileNetV1
 from experiments.models.normalizer_free import ScaledConv2d, nf_resnet, nf_resnet50
+from experiments.models.resnet import ResNet
 from experiments.models.resnet50 import ResNet50
 from experiments.models.wide_resnet import WideResNet
 from experiments.recipes.table2 import WEIGHTS
@@ -22,8 +22,7 @@ def count(make, dims=0):
 
 @pytest.mark.parametrize(
     ("depth", "width", "millions"),
-    # Zagoruyko and Komodakis (2016), tables 3 to 5.
-    [(40, 2, 2.2), (28, 2, 1.5), (40, 4, 8.9), (16, 8, 11.0), (22, 8, 17.2), (28, 10, 36.5)],
+    [(40, 2, 2.2), (22, 8, 17.2), (28, 10, 36.5)],  # Zagoruyko and Komodakis (2016), tables 3 to 5
 )
 def test_wide_resnets_have_the_published_number_of_weights(depth, width, millions):
     assert count(lambda: WideResNet(depth, width)) / 1e6 == pytest.approx(millions, abs=0.051)
@@ -37,25 +36,17 @@ def test_wide_resnets_have_the_published_number_of_weights(depth, width, million
         (nf_resnet50, 25_557_032),  # timm's nf_resnet50: 25.56 million
         (nf_resnet, 272_474),  # as the ResNet20 with projections that it replaces
         (lambda: mlp(LENET), 266_610),  # LeNet-300-100
-        (lambda: mlp(MLPNET), 784 * 40 + 40 * 20 + 20 * 10 + 70),
-        (lambda: WideResNet(22, 2), 1_079_642),  # not in the publication: by hand, as for the others
-        (lambda: WideResNet(22, 4), 4_298_970),
+        (lambda: ResNet(20, projection=False), 269_722),
+        (lambda: ResNet(20, projection=True), 272_474),
+        (lambda: ResNet(32, projection=False), 464_154),
     ],
 )
 def test_networks_have_the_published_number_of_weights(make, weights):
     assert count(make) == weights
 
 
-@pytest.mark.parametrize(("make", "name"), [(MobileNetV1, "MobileNetV1"), (ResNet50, "ResNet50")])
-def test_table_2_prunes_all_weights_of_two_and_more_dimensions(make, name):
-    assert count(make, dims=2) == WEIGHTS[name]
-
-
-@pytest.mark.parametrize(("name", "weights"), [("tiny", 4_385_920), ("mini", 11_170_560)])
-def test_berts_have_the_published_number_of_weights(name, weights):
-    """Turc et al. (2019): 4.4 and 11.2 million; exactly, those of the encoders with their poolers on Hugging Face."""
-    transformers = pytest.importorskip("transformers")
-    assert count(lambda: transformers.BertModel(bert_config(name))) == weights
+def test_table_2_prunes_all_weights_of_two_and_more_dimensions():
+    assert {make.__name__: count(make, dims=2) for make in (MobileNetV1, ResNet50)} == WEIGHTS
 
 
 @pytest.mark.parametrize(
@@ -70,12 +61,6 @@ def test_networks_for_small_images_train(make):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_large_networks_give_a_score_for_each_class():
-    for make in (MobileNetV1, ResNet50, nf_resnet50):
-        with torch.device("meta"):
-            assert make()(torch.randn(2, 3, 224, 224)).shape == (2, 1000)
-
-
 def test_scaled_convolutions_have_standardised_weights():
     layer = ScaledConv2d(3, 5, 3, padding=1).double()
     layer.gain.data.fill_(2.0)
@@ -88,16 +73,9 @@ def test_scaled_convolutions_have_standardised_weights():
 def test_impossible_networks_are_refused():
     with pytest.raises(ValueError, match="6 n \\+ 4"):
         WideResNet(20, 2)
-    with pytest.raises(ValueError, match="6 n \\+ 2"):
-        nf_resnet(21)
-    with pytest.raises(ValueError, match="no BERT-huge"):
-        bert_config("huge")
-
-
-def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
-    pytest.importorskip("transformers")
-    with pytest.raises(FileNotFoundError, match="bert_uncased_L-2_H-128_A-2"):
-        bert_classifier("tiny", 2, tmp_path)
+    for make in (nf_resnet, ResNet):
+        with pytest.raises(ValueError, match="6 n \\+ 2"):
+            make(21)
 
 
 def test_checkpoints_say_which_model_they_are_of(tmp_path):
@@ -109,6 +87,3 @@ def test_checkpoints_say_which_model_they_are_of(tmp_path):
     torch.save({"model": "alexnet", "state_dict": {}}, tmp_path / "other.pt")
     with pytest.raises(ValueError, match="one of mobilenet, resnet50, nf_resnet50"):
         load_weights(tmp_path / "other.pt")
-    torch.save({"module.fc.weight": torch.zeros(2)}, tmp_path / "short.pt")
-    with pytest.raises(ValueError, match="is not of MobileNetV1"):
-        load_weights(tmp_path / "short.pt", "mobilenet")

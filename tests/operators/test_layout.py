@@ -47,9 +47,6 @@ def test_parameters_that_are_not_there(params, message):
     model[0].bias.requires_grad_(False)
     with pytest.raises(ValueError, match=message):
         ParameterLayout(model, params)
-
-
-def test_a_model_without_trainable_parameters():
     with pytest.raises(ValueError, match="no trainable parameter; call requires_grad_"):
         ParameterLayout(nn.ReLU())
 
@@ -61,6 +58,11 @@ def test_flatten_and_unflatten_are_inverse():
     layout.flatten(list(model.parameters()), row)
     for name, value in layout.unflatten(row).items():
         assert torch.equal(value, model.get_parameter(name))
+    half = torch.empty(66, dtype=torch.bfloat16)
+    layout.flatten(list(model.parameters()), half)
+    assert torch.equal(half, row.bfloat16())
+    with pytest.raises(ValueError, match=r"shape \(66,\), this one has \(3,\)"):
+        layout.unflatten(torch.zeros(3))
 
 
 def test_masks_keep_only_the_chosen_coordinates():
@@ -96,16 +98,3 @@ def test_masks_by_parameter_and_masks_that_keep_everything():
 def test_masks_that_do_not_fit(masks, message):
     with pytest.raises(ValueError, match=message):
         ParameterLayout(mlp().model, "0.bias", masks)
-
-
-def test_a_row_of_another_length():
-    with pytest.raises(ValueError, match=r"shape \(66,\), this one has \(3,\)"):
-        ParameterLayout(mlp().model).unflatten(torch.zeros(3))
-
-
-def test_row_in_another_dtype():
-    model = mlp().model
-    layout, row = ParameterLayout(model), torch.empty(66, dtype=torch.bfloat16)
-    layout.flatten(list(model.parameters()), row)
-    assert torch.equal(row[:35], model[0].weight.flatten().bfloat16())
-    assert layout.dtype == torch.float32

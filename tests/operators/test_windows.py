@@ -280,6 +280,10 @@ def test_rows_of_an_unknown_storage_are_refused():
     state = {**filled(torch.int8).state_dict(), "rows": {"kind": "int3"}}
     with pytest.raises(ValueError, match="stored as 'int3', and int8, topk can be read"):
         window(torch.int8).load_state_dict(state)
+    state = filled(torch.int8).state_dict()
+    state["rows"]["codes"] = state["rows"]["codes"].flatten()
+    with pytest.raises(ValueError, match=r"codes of int8 rows must be \[m, d\], not \[270\].*earlier version"):
+        window(torch.int8).load_state_dict(state)
 
 
 # Arguments and memory.

@@ -6,10 +6,8 @@ import pytest
 import torch
 from models import CASES, cnn, mlp, tied
 from pruning_cases import DAMPING, dense_joint, dense_obs, dense_scores, quadratic
-from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import mfac
 from mfac.pruning import BatchStream, prune
 from mfac.pruning.budget import Pool, step_pools
 
@@ -66,7 +64,7 @@ def test_the_count_of_zeros_is_exact_for_every_kind_of_model(name):
         assert torch.equal(dict(case.model.named_parameters())[key] != 0, result.masks[key])
 
 
-@pytest.mark.parametrize("sparsity", [0.0, 0.013, 0.5, 0.9, 0.96])
+@pytest.mark.parametrize("sparsity", [0.0, 0.013, 0.5, 0.96])
 @pytest.mark.parametrize("scope", ["global", "layer"])
 def test_counts_are_exact_at_every_sparsity(sparsity, scope):
     case = mlp()
@@ -88,7 +86,9 @@ def test_each_step_keeps_the_same_fraction_of_what_is_left():
 
 
 def test_history_has_a_record_for_each_recomputation():
-    result = quick(mlp(), 0.6, recomputations=4)
+    seen = []
+    result = quick(mlp(), 0.6, recomputations=4, on_step=lambda so_far: seen.append(so_far.sparsity))
+    assert seen == pytest.approx([record.sparsity for record in result.history])
     assert [record.step for record in result.history] == [1, 2, 3, 4]
     assert sum(record.removed for record in result.history) == result.num_removed
     assert result.history[-1].sparsity == pytest.approx(result.sparsity)
@@ -140,15 +140,6 @@ def test_masks_of_other_parameters_are_passed_through():
     result = quick(case, 0.3, masks={"2.bias": other})
     assert result.masks["2.bias"] is other
     assert "2.bias" not in result.targets
-
-
-def test_masked_weights_that_were_not_zero_become_zero():
-    case = mlp()
-    mask = torch.ones(7, 5, dtype=torch.bool)
-    mask[0] = False
-    result = quick(case, 0.5, masks={"0.weight": mask})
-    assert not case.model[0].weight[0].any()
-    assert result.num_removed == 28
 
 
 def test_zeros_without_a_mask_are_only_weights_that_cost_nothing():
@@ -239,13 +230,6 @@ def test_seeds_decide_what_a_shuffling_loader_gives():
     assert torch.equal(*results)
 
 
-def test_peeking_takes_nothing_away():
-    stream = BatchStream([1, 2, 3])
-    assert stream.peek(2) == [1, 2]
-    assert [next(stream) for _ in range(4)] == [1, 2, 3, 1]
-    assert BatchStream(iter([1])).peek(3) == [1]
-
-
 def test_batch_norm_is_re_estimated_on_request_only():
     torch.manual_seed(0)
     case = cnn()
@@ -260,18 +244,3 @@ def test_batch_norm_is_re_estimated_on_request_only():
         assert torch.allclose(case.model[1].running_mean, case.model[0](inputs).mean((0, 2, 3)), atol=1e-5)
     assert case.model[1].momentum == 0.1
     assert not case.model.training
-
-
-def test_on_step_is_told_after_every_step():
-    seen = []
-    result = quick(mlp(), 0.5, on_step=lambda so_far: seen.append((len(so_far.history), so_far.sparsity)))
-    assert [count for count, _ in seen] == [1, 2, 3]
-    assert seen[-1][1] == result.sparsity
-
-
-def test_empty_tensors_and_a_single_weight():
-    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 3, bias=False))
-    batch = (torch.randn(4, 1), torch.randint(3, (4,)))
-    result = prune(model, mfac.criterion_loss(nn.CrossEntropyLoss()), [batch], 0.5, num_grads=2, recomputations=3)
-    assert result.num_removed == 2
-    assert result.masks["0.weight"].all()

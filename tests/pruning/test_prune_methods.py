@@ -32,8 +32,7 @@ def lowest(scores, fraction):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("update", ["joint", "obs", "none"])
-@pytest.mark.parametrize("scope", ["global", "layer"])
+@pytest.mark.parametrize(("update", "scope"), [("joint", "layer"), ("obs", "global"), ("none", "global")])
 def test_every_method_gives_exact_counts(method, update, scope):
     model, batches = small()
     result = pruned(model, batches, 0.55, method=method, update=update, scope=scope, recomputations=3, block_size=16)

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from models import cnn, mlp
+from models import mlp
 from pruning_cases import DAMPING, dense_joint, quadratic
 from torch import nn
 
 from mfac.pruning import prune
 from mfac.pruning.budget import Pool
 from mfac.pruning.greedy import greedy_costs
-from mfac.pruning.patterns import NOfM, parse_pattern
+from mfac.pruning.patterns import NOfM
 from mfac.pruning.selection import cheapest_slices
 from mfac.woodbury import scores
 
@@ -41,7 +41,7 @@ def group_counts(tensor, size):
 
 @pytest.mark.parametrize("make", [wide_mlp, convolutions])
 @pytest.mark.parametrize("method", ["mfac", "magnitude", "diagonal"])
-@pytest.mark.parametrize(("pattern", "kept", "size"), [("2:4", 2, 4), ("1:4", 1, 4), ("3:4", 3, 4), ("1:2", 1, 2)])
+@pytest.mark.parametrize(("pattern", "kept", "size"), [("2:4", 2, 4), ("3:4", 3, 4), ("1:2", 1, 2)])
 def test_every_group_of_every_tensor_has_n_of_m(make, method, pattern, kept, size):
     case = make()
     result = quick(case, pattern=pattern, method=method)
@@ -51,14 +51,6 @@ def test_every_group_of_every_tensor_has_n_of_m(make, method, pattern, kept, siz
         assert torch.equal(weight != 0, result.masks[name])
     assert result.sparsity == 1 - kept / size
     assert len(result.history) == 3
-
-
-@pytest.mark.parametrize("scope", ["global", "layer"])
-def test_four_of_eight_where_eight_divides(scope):
-    case = wide_mlp()
-    result = quick(case, 0.5, pattern="4:8", ignore="2.weight", scope=scope, recomputations=5)
-    assert (group_counts(case.model[0].weight, 8) == 4).all()
-    assert result.targets == ("0.weight",)
 
 
 def test_groups_that_masks_made_sparser_stay_so():
@@ -101,13 +93,10 @@ def dense_cost(inverse, theta, Q):
     return 0.5 * float(theta[Q] @ torch.linalg.solve(inverse[Q][:, Q], theta[Q]))
 
 
-@pytest.mark.parametrize("blocks", ["full", "full in slices", "of 12", "of 5, across groups", "of 3, summed"])
-@pytest.mark.parametrize("seed", range(4))
-def test_groups_lose_what_surgery_inside_them_would_take(monkeypatch, blocks, seed):
+@pytest.mark.parametrize("blocks", ["full", "of 12", "of 5, across groups", "of 3, summed"])
+@pytest.mark.parametrize("seed", range(2))
+def test_groups_lose_what_surgery_inside_them_would_take(blocks, seed):
     block_size = None if "full" in blocks else int(blocks[3:5].strip(","))
-    if blocks == "full in slices":
-        monkeypatch.setattr("mfac.pruning.curvature.WIDE_PIECE", 0)
-        monkeypatch.setattr("mfac.pruning.fisher_parts.WIDE_PIECE", 8 * 6)
     problem = quadratic(8, block_size, seed)
     with torch.no_grad():  # weights of one size, so that the order is decided by the curvature
         problem.theta.copy_(1 + 0.1 * problem.theta)
@@ -131,23 +120,6 @@ def test_the_order_inside_groups_is_not_that_of_single_scores():
     assert costs[0].argsort().tolist()[1] == 2
 
 
-def test_absent_weights_never_go_and_spoil_nothing():
-    absent = torch.tensor([[False, True, False, True]])
-    inverse = torch.eye(4).double()[None] * torch.where(absent, 1.0, 2.0)[..., None].double()
-    costs = greedy_costs(inverse, torch.tensor([[3.0, 0.0, 1.0, 0.0]]).double(), absent=absent)
-    assert costs.tolist() == [[9 / 4, torch.inf, 1 / 4, torch.inf]]
-
-
-def test_positions_in_groups_are_those_of_the_weights():
-    kernel = torch.randn(2, 4, 3, 3)
-    mask = torch.rand(2, 4, 3, 3) > 0.3
-    pattern = NOfM(2, 4)
-    positions = pattern.positions(mask, 7)
-    row = torch.cat((torch.zeros(7), kernel[mask]))
-    values = torch.where(positions < 0, 0.0, row[positions.clamp_min(0)])
-    assert torch.equal(pattern.ungrouped(values, mask.shape), kernel * mask)
-
-
 @pytest.mark.parametrize("pattern", ["row", "channel"])
 @pytest.mark.parametrize("method", ["mfac", "magnitude"])
 @pytest.mark.parametrize("block_size", [None, 16])
@@ -161,15 +133,6 @@ def test_slices_go_whole_and_none_is_the_last(pattern, method, block_size):
         assert whole.any()
     assert 0.3 < result.sparsity <= 0.4
     assert result.num_removed == sum(int((p == 0).sum()) for p in case.model.parameters() if p.ndim > 1)
-
-
-def test_channels_of_convolutions():
-    case = cnn()
-    result = prune(
-        case.model, case.loss_fn, [case.batch], 0.3, pattern="row", num_grads=4, recomputations=2, block_size=16
-    )
-    for mask in result.masks.values():
-        assert set(mask.flatten(1).float().mean(1).unique().tolist()) <= {0.0, 1.0}
 
 
 @pytest.mark.parametrize("block_size", [None, 6])
@@ -219,9 +182,3 @@ def test_the_greedy_set_costs_no_more_than_that_of_the_scores():
         )  # fmt: skip
         costs[order] = result.true_increase
     assert costs["greedy"] < costs["scores"]
-
-
-def test_patterns_are_read():
-    assert str(parse_pattern("2:4")) == "2:4"
-    assert parse_pattern(None) is None
-    assert str(parse_pattern("channel")) == "channel"

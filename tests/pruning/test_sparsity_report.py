@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from models import CASES, mlp
-from torch import nn
+from models import mlp
 from torch.nn.utils import prune
 
 from mfac.pruning.masks import apply_masks, to_torch_ao
@@ -61,19 +60,6 @@ def test_models_prepared_by_torch_s_tools(tool):
         to_torch_ao(model, {"0.weight": half((7, 5))})
     counts = {row.name: (row.removed, row.astray) for row in sparsity_report(model).rows}
     assert counts == {"0.weight": (18, 0), "2.weight": (0, 0)}
-
-
-def test_tied_weights_count_once():
-    model = CASES["tied"]().model
-    report = sparsity_report(model)
-    assert report.weights + report.others == sum(p.numel() for p in model.parameters())
-
-
-def test_a_model_without_matrices():
-    report = sparsity_report(nn.LayerNorm(4))
-    assert report.rows == ()
-    assert report.sparsity == 0
-    assert "other parameters" in str(report)
 
 
 def test_masks_that_do_not_fit():

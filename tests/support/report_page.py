@@ -8,7 +8,6 @@ import report_cases as cases
 
 from mfac.app.report import render_page
 
-SPACE = "\N{NO-BREAK SPACE}"
 ALL = {
     "pruning": [cases.pruning()],
     "gradual": [cases.gradual()],
@@ -26,40 +25,39 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.elements, self.open, self.parts = [], [], []
+        self.elements, self.open = [], []
         self.feed(text)
         self.close()
         assert self.open == []
 
     def handle_starttag(self, tag, attrs):
-        around = " ".join(f"{one['tag']}#{one.get('id')}" for one, _ in self.open)
-        element = {"tag": tag, "text": "", "around": around, **dict(attrs)}
-        self.elements.append(element)
+        around = " ".join(f"{one['tag']}#{one.get('id')}" for one in self.open)
+        self.elements.append({"tag": tag, "text": "", "around": f"{around} ", **dict(attrs)})
         if tag not in ("meta", "link"):
-            self.open.append((element, len(self.parts)))
+            self.open.append(self.elements[-1])
 
     def handle_startendtag(self, tag, attrs):
         self.handle_starttag(tag, attrs)
         self.open.pop()
 
     def handle_endtag(self, tag):
-        closed, first = self.open.pop()
-        assert closed["tag"] == tag
-        closed["text"] = "".join(self.parts[first:])
+        assert self.open.pop()["tag"] == tag
 
     def handle_data(self, data):
-        self.parts.append(data)
+        for element in self.open:
+            element["text"] += data
 
-    def find(self, tag, **attributes):
-        return [
-            one for one in self.elements if one["tag"] == tag and all(one.get(k) == v for k, v in attributes.items())
-        ]
+    def find(self, tag, class_=None):
+        return [one for one in self.elements if one["tag"] == tag and class_ in (None, one.get("class"))]
+
+    def texts(self, tag, class_=None):
+        return [one["text"].replace("\N{NO-BREAK SPACE}", " ") for one in self.find(tag, class_)]
 
     def ids(self):
         return [element["id"] for element in self.elements if "id" in element]
 
     def figure(self, ident):
-        return [one for one in self.elements if f"figure#{ident} " in one["around"] + " "]
+        return [one for one in self.elements if f"figure#{ident} " in one["around"]]
 
     def rows(self):
         """Every row of every table, as lists of texts."""
@@ -84,8 +82,7 @@ def legend(part):
     for one in part:
         if "legend_" in one["around"]:
             colour = "".join(re.findall(r"stroke: (var\(--\w+\))", one.get("style") or "")) or colour
-            if one["tag"] == "text":
-                found[one["text"]] = colour
+            found |= {one["text"]: colour} if one["tag"] == "text" else {}
     return found
 
 
@@ -99,5 +96,5 @@ def page(name):
     return Page(text_of(name))
 
 
-def page_of(*runs, title=None):
-    return Page(render_page(list(runs), title))
+def page_of(*runs):
+    return Page(render_page(list(runs)))

@@ -25,17 +25,16 @@ class GroupRanks(mfac.columns.Ranks):
         ValueError: this process is not in the group.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None):
-        self.group = group
-        self.rank = 0 if group is None else dist.get_rank(group)
-        self.size = 1 if group is None else dist.get_world_size(group)
+    group: dist.ProcessGroup
+
+    def __init__(self, group: dist.ProcessGroup):
+        self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
         if self.rank < 0:
             raise ValueError("this process is not in the process group; build it on the ranks of the group alone")
 
     def sum_(self, values: Tensor) -> Tensor:
-        if self.size > 1:
-            with self._explained("a sum"):
-                dist.all_reduce(values, group=self.group)
+        with self._explained("a sum"):
+            dist.all_reduce(values, group=self.group)
         return values
 
     def gather(self, piece: Tensor, lengths: Sequence[int]) -> Tensor:
@@ -60,7 +59,7 @@ class GroupRanks(mfac.columns.Ranks):
         return list(incoming.split(list(lengths)))
 
     def from_first_(self, values: Tensor) -> Tensor:
-        if self.group is not None and self.size > 1 and values.numel():
+        if values.numel():
             raw = values.detach().contiguous().reshape(-1).view(torch.uint8)  # any dtype can be sent as bytes
             with self._explained("a broadcast"):
                 dist.broadcast(raw, dist.get_global_rank(self.group, 0), group=self.group)
@@ -71,15 +70,9 @@ class GroupRanks(mfac.columns.Ranks):
         return bool(self.sum_(torch.tensor(float(flag), device=device)))
 
     def total(self, count: int) -> int:
-        return sum(self._tell(count)) if self.size > 1 else count
-
-    def agree(self, what: str, value: object) -> None:
-        """As `agree_on`, for one value."""
-        self.agree_on({what: value})
+        return sum(self._tell(count))
 
     def agree_on(self, values: Mapping[str, object]) -> None:
-        if self.size == 1:
-            return
         told = self._tell({what: repr(value) for what, value in values.items()})
         for what, first in told[0].items():
             for rank, theirs in enumerate(told):
@@ -91,9 +84,6 @@ class GroupRanks(mfac.columns.Ranks):
 
     @contextmanager
     def together(self, what: str) -> Iterator[None]:
-        if self.size == 1:
-            yield
-            return
         try:
             yield
         except BaseException as error:
@@ -122,9 +112,6 @@ class GroupRanks(mfac.columns.Ranks):
                 f"{what} over {self.size} ranks failed on rank {self.rank}: another process has ended, or took longer "
                 f"than the timeout of its group; restart from the last checkpoint ({error})"
             ) from error
-
-
-Ranks = GroupRanks
 
 
 def describe(named: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> dict[str, object]:

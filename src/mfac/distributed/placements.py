@@ -24,11 +24,7 @@ class Sharding(NamedTuple):
 
 
 def sharding_of(name: str, tensor: Tensor) -> Sharding:
-    """How a parameter is sharded.
-
-    Raises:
-        ValueError: it is not `Shard` over exactly one dimension of its mesh.
-    """
+    """How a parameter is sharded; ValueError unless it is `Shard` over exactly one dimension of its mesh."""
     from torch.distributed.tensor import Shard
 
     placements: Sequence[Any] = tensor.placements  # type: ignore[attr-defined]
@@ -42,11 +38,7 @@ def sharding_of(name: str, tensor: Tensor) -> Sharding:
 
 
 def shardings(named: Mapping[str, Tensor]) -> dict[str, Sharding]:
-    """How each parameter is sharded, all of them over the same ranks.
-
-    Raises:
-        ValueError: a parameter is not a DTensor, is not sharded, or is on other ranks than the first.
-    """
+    """How each parameter is sharded; ValueError unless all of them are, over the same ranks."""
     for name, tensor in named.items():
         if not is_placed(tensor):
             raise ValueError(
@@ -75,11 +67,7 @@ def check_gradient(parameter: Tensor, gradient: Tensor) -> None:
 
 
 def piece_of(name: str, value: Tensor, parameter: Tensor, sharding: Sharding) -> Tensor:
-    """This rank's piece of a value of the parameter's shape, which is whole or sharded as the parameter is.
-
-    Raises:
-        ValueError: it has another shape or other placements.
-    """
+    """This rank's piece of a value, which is whole or sharded as the parameter is."""
     if value.shape != parameter.shape:
         raise ValueError(f"{name} has the shape {list(parameter.shape)}, but its value {list(value.shape)}")
     if not is_placed(value):

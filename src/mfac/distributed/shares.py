@@ -1,4 +1,4 @@
-"""Columns divided among ranks or devices: contiguous shares of nearly one length, which end where blocks end."""
+"""Columns divided among ranks or devices: contiguous shares of nearly equal length that do not split blocks."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ from mfac.pages import Run, block_runs
 class ColumnShare:
     """Columns `start` to `stop` - 1 of the matrix of gradients.
 
-    `sizes` are the lengths of the tensors, or pieces of tensors, that lie in them: what `StaticInverseFisher` calls
-    `sizes` when it is given these columns alone.
+    `sizes` are the lengths of the tensors, or pieces of tensors, in them: the `sizes` of a `StaticInverseFisher` that
+    is given these columns alone.
     """
 
     start: int
@@ -30,16 +30,13 @@ class ColumnShare:
 
 
 def column_shares(sizes: Sequence[int], count: int, block_size: int | None = None) -> tuple[ColumnShare, ...]:
-    """Divides the columns into `count` shares, in order; some are empty where there are fewer blocks than shares.
+    """Divides the columns into `count` shares, in order; some are empty if there are fewer blocks than shares.
 
     Args:
-        sizes: lengths of the tensors whose weights lie side by side in the columns.
-        count: how many shares, one for each rank or device.
-        block_size: every block of this many weights, none of which straddles two tensors, is in one share; None: a
-            share may end anywhere.
-
-    Raises:
-        ValueError: a count or a block size that is not a positive int, or a negative length.
+        sizes: lengths of the tensors whose weights are the columns.
+        count: number of shares, one per rank or device.
+        block_size: blocks of this many weights, none of which straddles two tensors, are not split; None: a share may
+            end anywhere.
     """
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise ValueError(f"count must be a positive number of shares, not {count!r}")
@@ -51,7 +48,7 @@ def column_shares(sizes: Sequence[int], count: int, block_size: int | None = Non
 
 
 def shares_at(cuts: Sequence[int], sizes: Sequence[int], count: int) -> tuple[ColumnShare, ...]:
-    """Divides the columns into `count` shares that end at some of the `cuts` only, which rise from 0 to all of them."""
+    """Divides the columns into `count` shares that end only at some of the `cuts`, which increase from 0 to d."""
     return _between(sizes, [_nearest(cuts, cuts[-1] * i // count) for i in range(count + 1)])
 
 
@@ -65,7 +62,7 @@ def _between(sizes: Sequence[int], ends: Sequence[int]) -> tuple[ColumnShare, ..
 
 
 def _block_end(runs: Sequence[Run], column: int) -> int:
-    """The end of a block that is nearest to a column."""
+    """The end of a block nearest to a column."""
     for run in runs:
         if column <= run.stop:
             return run.start + (column - run.start + run.length // 2) // run.length * run.length

@@ -17,8 +17,8 @@ RandomState = tuple[Any, list[Any], torch.Tensor]
 class BatchStream:
     """An endless iterator over batches that continues where it stopped, and starts again at the end.
 
-    What `batches` draws from the global random states (a shuffling loader, an augmentation) it draws from states of the
-    stream's own, so that the caller's are left alone and still no two recomputations see the same draws.
+    Whatever `batches` draws from the global random states (an order, an augmentation) comes from states of the stream
+    instead: the caller's are left alone, and no two recomputations see the same draws.
 
     Args:
         batches: any iterable; an iterator, which can be consumed only once, must be long enough.
@@ -37,7 +37,7 @@ class BatchStream:
         self._iterator: Iterator[Batch] | None = None
         self._ahead: deque[Batch] = deque()
         self._random = _random_state() if seed is None else _seeded_state(seed)
-        self._start = {"random": self._random, "generator": _generator_state(batches)}
+        self._start = {"random": self._random, "generator": generator_state(batches)}
 
     def __iter__(self) -> "BatchStream":
         return self
@@ -67,8 +67,7 @@ class BatchStream:
         self._start = {"random": state["random"], "generator": state["generator"]}
         self._random, self._iterator, self.drawn = state["random"], None, 0
         self._ahead.clear()
-        if state["generator"] is not None:
-            self._batches.generator.set_state(state["generator"])  # type: ignore[attr-defined]
+        set_generator_state(self._batches, state["generator"])
         self.skip_to(state["drawn"] if drawn is None else drawn)
 
     def skip_to(self, drawn: int) -> None:
@@ -102,8 +101,7 @@ class BatchStream:
 
 
 def _random_state() -> RandomState:
-    kind, keys, *rest = np.random.get_state(legacy=True)
-    return random.getstate(), [kind, np.asarray(keys).tolist(), *rest], torch.get_rng_state()
+    return random.getstate(), _plain(np.random.get_state(legacy=True)), torch.get_rng_state()
 
 
 def _set_random_state(state: RandomState) -> None:
@@ -113,15 +111,22 @@ def _set_random_state(state: RandomState) -> None:
 
 
 def _seeded_state(seed: int) -> RandomState:
-    kind, keys, *rest = np.random.RandomState(seed % 2**32).get_state(legacy=True)
-    return (
-        random.Random(seed).getstate(),
-        [kind, np.asarray(keys).tolist(), *rest],
-        torch.Generator().manual_seed(seed).get_state(),
-    )
+    numpy = np.random.RandomState(seed % 2**32).get_state(legacy=True)
+    return random.Random(seed).getstate(), _plain(numpy), torch.Generator().manual_seed(seed).get_state()
 
 
-def _generator_state(batches: Iterable[Batch]) -> torch.Tensor | None:
+def _plain(numpy: Any) -> list[Any]:
+    kind, keys, *rest = numpy
+    return [kind, np.asarray(keys).tolist(), *rest]
+
+
+def generator_state(batches: Iterable[Batch] | None) -> torch.Tensor | None:
     """The state of a loader's own generator, if it has one."""
     generator = getattr(batches, "generator", None)
     return generator.get_state() if isinstance(generator, torch.Generator) else None
+
+
+def set_generator_state(batches: Any, state: torch.Tensor | None) -> None:
+    """Puts back what `generator_state` returned."""
+    if state is not None:
+        batches.generator.set_state(state)

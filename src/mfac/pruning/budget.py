@@ -8,8 +8,7 @@ from torch import Tensor
 
 from mfac.pruning.options import PruningOptions
 from mfac.pruning.patterns import NOfM, parse_pattern
-from mfac.pruning.targets import matching_ids
-from mfac.pruning.weights import MaskedWeights
+from mfac.pruning.weights import MaskedWeights, matching_ids
 
 Sparsity = float | Mapping[str, float] | None
 

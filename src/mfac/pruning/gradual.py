@@ -19,7 +19,7 @@ from mfac.pruning.options import PruningOptions, Scope
 from mfac.pruning.result import PruningResult, StepRecord
 from mfac.pruning.schedules import checked_schedule
 from mfac.pruning.step import Pruner
-from mfac.pruning.targets import Names
+from mfac.pruning.weights import Names
 
 Batches = Iterable[Batch] | Callable[[int], Iterable[Batch]]
 MOMENTUM = ("momentum_buffer", "exp_avg")  # its names in torch's optimizers

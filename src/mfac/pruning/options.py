@@ -2,16 +2,17 @@
 
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch.distributed as dist
 
-from mfac.columns import ranks_of
+from mfac.columns import Ranks, ranks_of
 from mfac.gradients.batches import Batch
 from mfac.gradients.collect import Fisher
 from mfac.pruning.patterns import Slices, parse_pattern
-from mfac.pruning.targets import Names
+from mfac.pruning.weights import Names
 
 Scope = Literal["global", "layer"]
 
@@ -56,9 +57,10 @@ class PruningOptions:
         return cls(**{option.name: arguments[option.name] for option in fields(cls)})
 
     def __post_init__(self) -> None:
-        with ranks_of(self.process_group).together("checking the options"):
+        ranks = Ranks() if self.process_group is None else ranks_of(self.process_group)
+        with ranks.together("checking the options") if ranks.size > 1 else nullcontext():
             self._check_values()
-            self._check_combinations()
+            self._check_combinations(ranks.size)
 
     def _check_values(self) -> None:
         for name in ("num_grads", "recomputations", "loss_batches"):
@@ -82,7 +84,7 @@ class PruningOptions:
         if self.damping != "auto" and (isinstance(self.damping, str) or not self.damping > 0):
             raise ValueError(f'damping must be a positive number or "auto", not {self.damping!r}')
 
-    def _check_combinations(self) -> None:
+    def _check_combinations(self, ranks: int) -> None:
         pattern = parse_pattern(self.pattern)
         if self.order == "greedy" and (self.method != "mfac" or pattern is not None):
             raise ValueError('order="greedy" requires method="mfac" without a pattern; use order="scores"')
@@ -90,11 +92,9 @@ class PruningOptions:
             raise ValueError("damping=\"auto\" requires method 'mfac'; give method 'diagonal' a number")
         if self.damping == "auto" and self.method == "mfac" and self.rows_dir is not None:
             raise ValueError('damping="auto" needs the rows in memory, and rows_dir puts them on disk; drop one')
-        if ranks_of(self.process_group).size == 1:
-            return
-        if self.rows_dir is not None:
+        if ranks > 1 and self.rows_dir is not None:
             raise ValueError("rows_dir is for one process; with a process_group every rank keeps its columns in memory")
-        full = self.method == "mfac" and self.block_size is None
+        full = ranks > 1 and self.method == "mfac" and self.block_size is None
         if full and isinstance(pattern, Slices) and pattern.dim != 0:
             raise ValueError(
                 f"pattern {pattern} with the full matrix works on one process only: the weights of a {pattern} lie on "

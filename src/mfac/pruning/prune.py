@@ -13,7 +13,7 @@ from mfac.layout import Masks
 from mfac.pruning.options import PruningOptions, Scope
 from mfac.pruning.result import PruningResult
 from mfac.pruning.step import Pruner
-from mfac.pruning.targets import Names
+from mfac.pruning.weights import Names
 
 
 def prune(

@@ -4,7 +4,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,7 +26,7 @@ from mfac.gradients.losses import LossFn
 from mfac.gradients.model_state import evaluation
 from mfac.layout import Masks, ParameterLayout
 from mfac.pruning.batch_norm import average_statistics, recalibrate
-from mfac.pruning.batch_stream import BatchStream
+from mfac.pruning.batch_stream import BatchStream, generator_state, set_generator_state
 from mfac.pruning.budget import Pool, Sparsity, least_kept, plan_steps
 from mfac.pruning.curvature import Curvature, FisherCurvature
 from mfac.pruning.dampings import choose_damping
@@ -34,8 +34,7 @@ from mfac.pruning.options import PruningOptions
 from mfac.pruning.patterns import Slices, parse_pattern
 from mfac.pruning.result import PruningResult, StepRecord
 from mfac.pruning.selection import Selection
-from mfac.pruning.targets import choose_targets
-from mfac.pruning.weights import MaskedWeights
+from mfac.pruning.weights import MaskedWeights, choose_targets
 
 RANK_SEEDS = 1_000_003  # between the random states of two ranks; more than the steps of any run
 # Float32 rows beyond twice the block size take more memory than float64 sums of the blocks.
@@ -97,8 +96,8 @@ class Pruner:
         method: Method | None = None,
     ):
         self.options = options
-        self._ranks = ranks = ranks_of(options.process_group)
-        with ranks.together("looking at the arguments"):
+        self._ranks = ranks = Ranks() if options.process_group is None else ranks_of(options.process_group)
+        with self._together("checking the arguments"):
             if isinstance(sparsity, Mapping) and options.targets is not None:
                 raise ValueError("sparsity by name says what is pruned; leave targets out")
             targets = list(sparsity) if isinstance(sparsity, Mapping) else options.targets
@@ -108,7 +107,7 @@ class Pruner:
             self._selection = Selection(parse_pattern(options.pattern), options.order, floors)
             fisher = FisherMethod(loss_fn, options, ranks)
             fisher.check(self.weights)
-            self._method = method or (Magnitude() if options.method == "magnitude" else fisher)
+            self._method: Method = method or (Magnitude() if options.method == "magnitude" else fisher)
             self.stream = batches if isinstance(batches, BatchStream) else BatchStream(batches, self._seed())
             self.stream.needed = f" ({self.total} recomputations need {self.total * options.num_grads} gradients)"
             self._start = self.stream.drawn
@@ -136,7 +135,7 @@ class Pruner:
         while not self.done:
             self.step()
             if on_step is not None:
-                with self._ranks.together("on_step"):
+                with self._together("on_step"):
                     on_step(self.result)
         return self.result
 
@@ -173,6 +172,7 @@ class Pruner:
             "history": [asdict(record) for record in self.result.history],
             "start": self._start,
             "stream": self.stream.state_dict(),
+            "bn_generator": generator_state(self.options.bn_batches),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -189,9 +189,14 @@ class Pruner:
         self._start = state["start"]
         self._loss_batches = self.stream.peek(self.options.loss_batches)
         self.stream.skip_to(state["stream"]["drawn"])
+        set_generator_state(self.options.bn_batches, state["bn_generator"])
         self.weights.masks = {name: mask.to(self.weights.device) for name, mask in state["masks"].items()}
         self.result.masks.update(self.weights.masks)
         self.result.history[:] = [StepRecord(**record) for record in state["history"]]
+
+    def _together(self, what: str) -> AbstractContextManager[None]:
+        """A block that fails on every rank if it fails on one."""
+        return self._ranks.together(what) if self._ranks.size > 1 else nullcontext()
 
     def _plain_plan(self) -> list[list[Any]]:
         return [[[list(pool.names), pool.keep] for pool in pools] for pools in self.plan]
@@ -229,10 +234,10 @@ class Pruner:
     def _write(self, layout: ParameterLayout, theta: Float[Tensor, " d"], removed: Mapping[str, Tensor]) -> float:
         """Writes the weights and masks; returns the loss after it."""
         with self.weights.all_or_nothing():
-            with self._ranks.together("writing the weights"):
+            with self._together("writing the weights"):
                 self.weights.write(layout, theta, removed)
             if self.options.bn_batches is not None:
-                with self._ranks.together("batch-norm statistics"):
+                with self._together("batch-norm statistics"):
                     norms = recalibrate(self.weights.model, self.options.bn_batches)
                 if self._ranks.size > 1:
                     average_statistics(norms, self._ranks.sum_)
@@ -248,7 +253,7 @@ class Pruner:
         """The mean over a few batches that stay the same, those of all ranks, in eval mode."""
         model, ranks = self.weights.model, self._ranks
         devices = {parameter.device for parameter in model.parameters()}
-        with ranks.together("the loss"), evaluation(model), torch.no_grad():
+        with self._together("the loss"), evaluation(model), torch.no_grad():
             batches = [move(batch, *devices) if len(devices) == 1 else batch for batch in self._loss_batches]
             losses = [float(self._loss_fn(model, batch)) for batch in batches]
         if ranks.size == 1:

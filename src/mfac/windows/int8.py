@@ -133,6 +133,11 @@ class Int8Rows(CompressedRows):
     @classmethod
     def of_state(cls, state: dict[str, Any]) -> "Int8Rows":
         """Reads a saved state, in its own memory."""
+        if state["codes"].ndim != 2:
+            raise ValueError(
+                f"the codes of int8 rows must be [m, d], not {list(state['codes'].shape)}: the state is of an earlier "
+                "version; load it there into a window of torch.bfloat16, and save that"
+            )
         kind = Int8(int(state["block"]), bool(state["stochastic"]), int(state["seed"]))
         return cls(kind, state["codes"], state["scales"], int(state["written"]))
 

@@ -23,13 +23,13 @@ class ProgressDisplay(Watcher):
         self._console = console or Console(stderr=True)
         self._bars: Progress | None = None
         self._bar: Any = None
-        self._what, self._total, self._unit, self._note = "", 0.0, "", ""
+        self._what, self._total, self._note = "", 0.0, ""
         self._began = self._last_line = time.monotonic()
 
     def __enter__(self) -> "ProgressDisplay":
         if self._console.is_terminal:
-            texts = [TextColumn(f"{{task.{name}}}") for name in ("description", "fields[unit]", "fields[note]")]
-            columns = (texts[0], BarColumn(), MofNCompleteColumn(), texts[1], TimeRemainingColumn(), texts[2])
+            what, note = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
+            columns = (what, BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeRemainingColumn(), note)
             self._bars = Progress(*columns, console=self._console)
             self._bars.start()
         return self
@@ -38,11 +38,11 @@ class ProgressDisplay(Watcher):
         if self._bars is not None:
             self._bars.stop()
 
-    def begin(self, what: str, total: float, unit: str) -> None:
-        self._what, self._total, self._unit, self._note = what, total, unit, ""
+    def begin(self, what: str, total: float) -> None:
+        self._what, self._total, self._note = what, total, ""
         self._began = self._last_line = time.monotonic()
         if self._bars is not None:
-            self._bar = self._bars.add_task(what, total=total, note="", unit=unit)
+            self._bar = self._bars.add_task(what, total=total, note="")
 
     def at(self, done: float, note: str = "") -> None:
         if self._bars is not None:
@@ -50,7 +50,7 @@ class ProgressDisplay(Watcher):
             self._bars.update(self._bar, completed=done, note=self._note)
         elif time.monotonic() - self._last_line >= LINE_INTERVAL:
             self._last_line = time.monotonic()
-            self.say(f"{self._what}: {done:.4g} of {self._total:g} {self._unit}{f', {note}' if note else ''}")
+            self.say(f"{self._what}: {done:.4g} of {self._total:g} steps{f', {note}' if note else ''}")
 
     def end(self) -> None:
         if self._bars is not None:

@@ -16,7 +16,7 @@ from mfac.memory import available_memory, gib
 from mfac.parameter_window import row_dtype
 from mfac.pruning.options import PruningOptions
 from mfac.pruning.schedules import geometric_schedule
-from mfac.pruning.targets import Names, choose_targets
+from mfac.pruning.weights import Names, choose_targets
 from mfac.windows import Window, as_kind
 
 LOSS_BATCHES = PruningOptions().loss_batches
@@ -24,19 +24,10 @@ LOSS_BATCHES = PruningOptions().loss_batches
 
 @dataclass(frozen=True)
 class Plan:
-    """Estimates for a run.
+    """Estimates for a run of a kind ("prune" or "train") with some settings.
 
-    Args:
-        kind: "prune" or "train".
-        name: of the task or the model.
-        settings: that the plan is for.
-        weights: of the model: {"all", "trained", "prunable"}.
-        memory: {what: bytes}, besides the model itself.
-        available: bytes that can be allocated now; None if unknown.
-        on_disk: {"bytes", "pages"} of the rows in a file; pruning only.
-        seconds: for "gradients", "algebra" and, in pruning, "losses".
-        gradient_seconds: of one gradient, as measured.
-        remedies: settings that fit; empty if these do.
+    `memory` is {what: bytes} besides the model; `available` is None if unknown; `on_disk` is about rows in a file;
+    `seconds` has "gradients", "algebra" and, in pruning, "losses"; `remedies` are settings that fit.
     """
 
     kind: str
@@ -72,13 +63,12 @@ class Plan:
         s = self.settings
         settings = ", ".join(f"{key} {'none' if value is None else value}" for key, value in s.items())
         known = "unknown" if self.available is None else gib(self.available)
-        work = {"gradients": f"{s.get('steps', 0):,} gradients", "algebra": f"{s.get('steps', 0):,} steps of M-FAC"}
         if self.kind == "prune":
-            work = {
-                "gradients": f"{s['recomputations']} x {s['num_grads']:,} gradients",
-                "algebra": f"algebra of {s['recomputations']} recomputations",
-                "losses": f"loss on {LOSS_BATCHES} batches after each",
-            }
+            times = s["recomputations"]
+            work = [f"{times} x {s['num_grads']:,} gradients", f"algebra of {times} recomputations"]
+            work.append(f"loss on {LOSS_BATCHES} batches after each")
+        else:
+            work = [f"{s['steps']:,} gradients", f"{s['steps']:,} steps of M-FAC"]
         lines = [f"{'Pruning' if self.kind == 'prune' else 'Training'} {self.name}: {settings}", "", "weights"]
         lines += [_line(name, f"{count:,}") for name, count in self.weights.items()]
         lines += ["", "memory, besides the model", *(_line(name, gib(size)) for name, size in self.memory.items())]
@@ -86,7 +76,7 @@ class Plan:
         if self.on_disk:
             lines.append(_line("G on disk, in pages", f"{gib(self.on_disk['bytes'])}, {self.on_disk['pages']:,}"))
         lines += ["", f"time, from {self.gradient_seconds * 1e3:.3g} ms per gradient and short samples of the algebra"]
-        lines += [_line(work[name], duration(value)) for name, value in self.seconds.items()]
+        lines += [_line(name, duration(value)) for name, value in zip(work, self.seconds.values(), strict=True)]
         lines += [_line("in all", duration(sum(self.seconds.values()))), "", "It fits."]
         if not self.fits:
             ways = "; ".join(self.remedies) or "only a larger machine, for any number of gradients and block size"
@@ -131,8 +121,8 @@ def make_plan(
         per_sample: one gradient per sample instead of one per batch.
         on_disk: keep the gradients on disk (--rows-dir).
         window: how the optimizer stores its gradients; topk keeps 1 % of each.
-        momentum: of the optimizer.
-        steps: of the optimizer.
+        momentum: momentum of the optimizer.
+        steps: steps of the optimizer.
         device: where a task's model is put; None: where it is made.
 
     Raises:

@@ -38,7 +38,7 @@ def time_gradients(
     def collect(count: int) -> tuple[float, Tensor]:
         taken = [batch] if per_sample else stream
         start = time.perf_counter()
-        G = collect_gradients(model, loss_fn, taken, count, params=params, per_sample=per_sample, progress=False)
+        G: Any = collect_gradients(model, loss_fn, taken, count, params=params, per_sample=per_sample, progress=False)
         return (time.perf_counter() - start) / count, G
 
     collect(1)

@@ -55,10 +55,7 @@ class RunFolder:
 def open_run(path: Path, description: Record, *, fresh: bool = False) -> Iterator[RunFolder]:
     """Opens the folder of a run, new or to be resumed, and locks it.
 
-    Args:
-        path: the folder.
-        description: from `mfac.app.runs.run.describe`.
-        fresh: start over. (A run without any result is replaced in any case.)
+    `fresh` starts over; a run without any result is replaced in any case.
 
     Raises:
         ValueError: the folder belongs to another run or to something else, or another process is using it.

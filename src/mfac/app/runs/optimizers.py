@@ -38,10 +38,10 @@ class OptimizerSettings:
     Args:
         name: one of `OPTIMIZERS`.
         lr: learning rate, of all optimizers or of one; may be repeated.
-        momentum: of mfac and sgd; may be repeated.
-        weight_decay: of all optimizers or of one; may be repeated.
+        momentum: momentum of mfac and sgd; may be repeated.
+        weight_decay: weight decay, of all optimizers or of one; may be repeated.
         num_grads: gradients in the window of mfac.
-        damping: of mfac, in the units of normalize="sum".
+        damping: damping of mfac, in the units of normalize="sum".
         window: how mfac stores its gradients; topk keeps 1 % of each.
     """
 

@@ -27,7 +27,7 @@ from mfac.pruning.patterns import NOfM, parse_pattern
 from mfac.pruning.result import StepRecord
 from mfac.pruning.schedules import geometric_schedule, polynomial_schedule
 from mfac.pruning.step import Pruner
-from mfac.pruning.targets import choose_targets
+from mfac.pruning.weights import choose_targets
 
 SCHEDULES = {"geometric": geometric_schedule, "polynomial": polynomial_schedule}
 FINE_TUNING_LR = 0.01
@@ -44,13 +44,13 @@ class PruningSettings:
         methods: how weights are chosen; may be repeated, to compare.
         sparsities: fraction of weights to remove; may be repeated. An N:M pattern has its own.
         gradual: train between pruning steps.
-        steps: number of these pruning steps.
-        schedule: of their sparsities: geometric (equal fractions of the remaining weights) or polynomial.
-        epochs: epochs of training after each of them.
+        steps: number of pruning steps, with training after each.
+        schedule: schedule of their sparsities: geometric (equal fractions of the remaining weights) or polynomial.
+        epochs: epochs of training after each pruning step.
         lr: learning rate, to train by SGD; by default the task's own optimizer trains, or SGD at 0.01.
-        momentum: of that SGD.
+        momentum: momentum of that SGD.
         checkpoint: a state_dict saved by torch.save or safetensors to start from.
-        seed: of everything random.
+        seed: seed of everything random.
         device: where to compute: cpu, cuda, cuda:1 ...
         save_every: seconds between saves during training.
     """
@@ -71,19 +71,19 @@ class PruningSettings:
     save_every: float = 30.0
 
     @property
+    def seeds(self) -> tuple[int, ...]:
+        return (self.seed,)
+
+    @property
     def fixed_sparsity(self) -> float | None:
         """That of an N:M pattern."""
         pattern = parse_pattern(self.options.pattern)
         return pattern.sparsity if isinstance(pattern, NOfM) else None
 
     @property
-    def seeds(self) -> tuple[int, ...]:
-        return (self.seed,)
-
-    @property
     def asked(self) -> tuple[float, ...]:
         """The sparsities; 0.9 if none is given."""
-        return self.sparsities or (0.9 if self.fixed_sparsity is None else self.fixed_sparsity,)
+        return self.sparsities or (self.fixed_sparsity or 0.9,)
 
     def flat(self) -> dict[str, Any]:
         """The settings that determine the result, for run.json."""

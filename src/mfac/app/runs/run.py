@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 class Watcher:
     """Is told where a run is. This one ignores it; a display overrides the methods."""
 
-    def begin(self, what: str, total: float, unit: str) -> None:
-        """A piece of work of `total` units begins."""
+    def begin(self, what: str, total: float) -> None:
+        """A piece of work of `total` steps begins."""
 
     def at(self, done: float, note: str = "") -> None:
-        """So many units are done."""
+        """So many steps are done."""
 
     def end(self) -> None:
         """The piece of work is complete."""
@@ -109,7 +109,7 @@ class Run:
         if saved is not None:
             work.load_state_dict(saved)
             self.watcher.say(f"{path.name}: resuming after {work.done:.3g} of {work.total} steps")
-        self.watcher.begin(path.name, work.total, "steps")
+        self.watcher.begin(path.name, work.total)
         self.watcher.at(work.done)
         last_save = time.monotonic()
         while work.advance():

@@ -26,13 +26,13 @@ class TrainingSettings:
     """The settings of a training run.
 
     Args:
-        optimizers: to compare; task is the task's own; may be repeated.
+        optimizers: optimizers to compare; task is the task's own; may be repeated.
         epochs: passes over the data.
         steps: optimizer steps, instead of epochs.
         eval_every: steps between evaluations.
-        schedule: of the learning rate: cosine (to zero) or constant.
+        schedule: schedule of the learning rate: cosine (to zero) or constant.
         checkpoint: a state_dict saved by torch.save or safetensors to start from.
-        seeds: of initial weights, order of batches and dropout; may be repeated.
+        seeds: seed of initial weights, order of batches and dropout; may be repeated.
         device: where to compute: cpu, cuda, cuda:1 ...
         save_every: seconds between saves.
     """

@@ -88,13 +88,7 @@ def spiral(count, seed):
 
 
 def write_template(path: Path, force: bool = False) -> None:
-    """Writes the template to a file that ends in .py; `force` overwrites an existing one.
-
-    Raises:
-        ValueError: the name does not end in .py.
-        FileExistsError: the file exists, and `force` is False.
-        FileNotFoundError: its folder does not exist.
-    """
+    """Writes the template to a file that ends in .py; `force` overwrites an existing one."""
     if path.suffix != ".py":
         raise ValueError(f"a task is a Python file: {path} should end in .py, for example task.py")
     if not path.parent.is_dir():

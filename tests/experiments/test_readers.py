@@ -1,0 +1,226 @@
+"""Files of the public formats become tensors and examples; damaged files are refused; batches of both."""
+
+import struct
+
+import numpy as np
+import pytest
+import torch
+from public_data import needs_data
+
+from experiments import data
+from experiments.datasets.folder import MissingData, data_folder
+from experiments.datasets.image_folder import FolderBatches, ImageFolder, centre_crop, random_crop
+from experiments.datasets.images import HALVES, crop_and_flip, load_cifar10, load_cifar100, load_mnist, read_idx
+from experiments.datasets.sentences import load_glue
+from experiments.recipe import Request
+
+Image = pytest.importorskip("PIL.Image")
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("MFAC_DATA", str(tmp_path))
+    return tmp_path
+
+
+def idx(shape, content):
+    return bytes([0, 0, 8, len(shape)]) + struct.pack(f">{len(shape)}I", *shape) + bytes(content)
+
+
+def test_the_data_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("MFAC_DATA", str(tmp_path / "mine"))
+    assert data_folder() == tmp_path / "mine"
+    monkeypatch.delenv("MFAC_DATA")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert data_folder() == tmp_path / "mfac" / "data"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert data_folder() == tmp_path / "home" / ".cache" / "mfac" / "data"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\x1f\x8b\x08\x00", "is it still compressed"),
+        (idx((2, 3), range(5)), r"header says \[2, 3\], and 5 bytes follow"),
+        (idx((2, 3), range(6))[:8], "damaged"),
+        (b"", "not an idx file"),
+    ],
+)
+def test_other_files_than_idx_are_refused(tmp_path, content, message):
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_idx(tmp_path / "x")
+
+
+def test_mnist_is_read_from_its_files(folder):
+    (folder / "fashion-mnist").mkdir()
+    pixels = torch.arange(2 * 784).remainder(251).to(torch.uint8)
+    (folder / "fashion-mnist" / "t10k-images-idx3-ubyte").write_bytes(idx((2, 28, 28), pixels.tolist()))
+    (folder / "fashion-mnist" / "t10k-labels-idx1-ubyte").write_bytes(idx((2,), [7, 2]))
+    images, labels = load_mnist("test", "fashion-mnist")
+    assert torch.equal(images, pixels.view(2, 1, 28, 28))
+    assert labels.tolist() == [7, 2]
+    (folder / "fashion-mnist" / "t10k-labels-idx1-ubyte").write_bytes(idx((3,), [7, 2, 1]))
+    with pytest.raises(ValueError, match=r"do not belong together"):
+        load_mnist("test", "fashion-mnist")
+
+
+@pytest.mark.parametrize(
+    ("load", "path", "head"),
+    [(load_cifar10, "cifar-10-batches-bin/test_batch.bin", []), (load_cifar100, "cifar-100-binary/test.bin", [3])],
+)
+def test_cifar_is_read_from_its_binary_format(folder, load, path, head):
+    (folder / path).parent.mkdir()
+    pixels = bytes(i % 251 for i in range(3072))
+    (folder / path).write_bytes(bytes([*head, 77]) + pixels + bytes([*head, 12]) + pixels)
+    images, labels = load("test")
+    assert labels.tolist() == [77, 12]
+    assert images.shape == (2, 3, 32, 32)
+    assert bytes(images[1].flatten().tolist()) == pixels
+    (folder / path).write_bytes(bytes(3070))
+    with pytest.raises(ValueError, match="3070 bytes are no whole number of records"):
+        load("test")
+    with pytest.raises(ValueError, match='split must be "train" or "test", not \'dev\''):
+        load("dev")
+
+
+@pytest.mark.parametrize(
+    ("load", "name", "path"),
+    [
+        (lambda: load_mnist("train"), "mnist", "mnist/train-images-idx3-ubyte"),
+        (lambda: load_cifar10("train"), "cifar10", "cifar-10-batches-bin/data_batch_1.bin"),
+        (lambda: load_glue("rte", "dev"), "glue-rte", "glue/RTE/dev.tsv"),
+    ],
+)
+def test_the_error_for_a_missing_file_says_how_to_get_it(folder, load, name, path):
+    with pytest.raises(MissingData, match=f"{path} is not there; `python -m experiments.datasets {name}` fetches it"):
+        load()
+    with pytest.raises(FileNotFoundError, match=r"train.bin is not there; put it there by hand, or set MFAC_DATA"):
+        load_cifar100("train")
+
+
+def test_glue_labels_are_classes_or_numbers_and_quotes_are_kept(folder):
+    for task, split, text in (
+        ("MRPC", "dev", '\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t2\t3\tSay " it .\tHe said " it .\n'),
+        ("RTE", "train", "index\tsentence1\tsentence2\tlabel\n0\ta\tb\tnot_entailment\n1\ta\tb\tentailment\n"),
+        ("STS-B", "train", "sentence1\tsentence2\tscore\na\tb\t3.25\n"),
+        ("SST-2", "train", "sentence\tlabel\nfine \t1\n"),
+    ):
+        (folder / "glue" / task).mkdir(parents=True)
+        (folder / "glue" / task / f"{split}.tsv").write_text(text, "utf-8")
+    assert load_glue("mrpc", "dev") == [('Say " it .', 'He said " it .', 1)]
+    assert [example.label for example in load_glue("rte", "train")] == [1, 0]
+    assert load_glue("stsb", "train")[0].label == 3.25
+    assert load_glue("sst2", "train")[0].second is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("index\tsentence1\tsentence2\tlabel\n0\ta\tb\tmaybe\n", r"dev.tsv:2: the label must be entailment or not_ent"),
+        ("index\tsentence1\tsentence2\n0\ta\tb\n", "columns sentence1, sentence2, label"),
+        ("index\tsentence1\tsentence2\tlabel\n", "must have lines"),
+        ("index\tsentence1\tsentence2\tlabel\n0\ta\n", r"dev.tsv:2: the number of fields differs"),
+    ],
+)
+def test_other_files_than_glue_are_refused(folder, text, message):
+    (folder / "glue" / "RTE").mkdir(parents=True)
+    (folder / "glue" / "RTE" / "dev.tsv").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_glue("rte", "dev")
+    with pytest.raises(ValueError, match="test labels are not public"):
+        load_glue("rte", "test")
+
+
+@needs_data
+@pytest.mark.parametrize(("task", "train", "dev"), [("mrpc", 3668, 408), ("stsb", 5749, 1500), ("rte", 2490, 277)])
+def test_glue_has_the_published_number_of_examples(task, train, dev):
+    assert (len(load_glue(task, "train")), len(load_glue(task, "dev"))) == (train, dev)
+
+
+def test_batches_of_images_are_seeded_and_new_in_every_pass():
+    images, labels = torch.zeros(10, 3, 4, 4, dtype=torch.uint8), torch.arange(10)
+    one, two = (data.ImageBatches(images, labels, 3, HALVES, seed=1) for _ in range(2))
+    first, second = ([y.tolist() for _, y in one] for _ in range(2))
+    assert first == [y.tolist() for _, y in two]
+    assert first != second
+    assert len(first) == len(one) == 3
+    assert [y.tolist() for _, y in data.ImageBatches(images, labels, 6, HALVES)] == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9]]
+    shuffled = data.ImageBatches(images, labels, 6, HALVES, shuffle=True, augment=True)
+    torch.manual_seed(5)
+    (first,) = [y.tolist() for _, y in shuffled]
+    torch.manual_seed(5)
+    assert [y.tolist() for _, y in shuffled] == [first]
+
+
+def test_pixels_are_normalised_by_channel():
+    images = torch.tensor([0, 255, 51], dtype=torch.uint8).view(1, 3, 1, 1)
+    assert torch.allclose(HALVES(images).flatten(), torch.tensor([-1.0, 1.0, -0.6]))
+
+
+def test_crops_are_shifts_with_black_beyond_the_border():
+    images = torch.randint(1, 256, (32, 3, 32, 32)).to(torch.uint8)
+    torch.manual_seed(1)
+    out = crop_and_flip(images)
+    torch.manual_seed(1)
+    assert torch.equal(out, crop_and_flip(images))
+    for image, result in zip(torch.nn.functional.pad(images, (4,) * 4), out, strict=True):
+        windows = [image[:, i : i + 32, j : j + 32] for i in range(9) for j in range(9)]
+        assert any(torch.equal(result, w) or torch.equal(result, w.flip(2)) for w in windows)
+    assert len({bytes(result.flatten().tolist()) for result in out - images}) > 16
+
+
+@pytest.fixture
+def image_folder(tmp_path):
+    """Two classes of three images each: red ones and blue ones, of different forms."""
+    for name, colour in (("cats", (250, 0, 0)), ("dogs", (0, 0, 250))):
+        (tmp_path / name).mkdir()
+        for i in range(3):
+            Image.new("RGB", (40 + 10 * i, 50), colour).save(tmp_path / name / f"{i}.png")
+    (tmp_path / "cats" / "notes.txt").write_text("no image")
+    return tmp_path
+
+
+def test_a_folder_of_images(image_folder):
+    images = ImageFolder(image_folder, 16)
+    assert images.classes == ["cats", "dogs"]
+    assert [images[i][1] for i in range(len(images))] == [0, 0, 0, 1, 1, 1]
+    assert images[4][0].shape == (3, 16, 16)
+    assert images[4][0].float().mean((1, 2)).tolist() == [0, 0, 250]
+    labels = [label for _, batch in FolderBatches(image_folder, 4, size=16, workers=0) for label in batch.tolist()]
+    assert labels == [0, 0, 0, 1, 1, 1]
+
+
+def test_crops_of_images_of_any_form():
+    pixels = np.zeros((64, 128, 3), np.uint8)
+    pixels[:, 32:96] = 255
+    cut = np.array(centre_crop(Image.fromarray(pixels), 56))  # 0.875 of the shorter side
+    assert cut.shape == (56, 56, 3)
+    assert cut.min() == 255
+    crops = [np.array(random_crop(Image.fromarray(pixels), 24, np.random.default_rng(seed))) for seed in (1, 2, 1)]
+    assert crops[0].shape == (24, 24, 3)
+    assert np.array_equal(crops[0], crops[2])
+    assert np.array(random_crop(Image.new("RGB", (400, 2)), 8, np.random.default_rng(0))).shape == (8, 8, 3)
+
+
+def test_batches_of_a_folder_are_seeded_in_any_process_and_resume_by_their_generator(image_folder):
+    one, two = (FolderBatches(image_folder, 4, size=16, seed=1, workers=workers) for workers in (0, 2))
+    (images, labels), (others, other_labels) = next(iter(one)), next(iter(two))
+    assert torch.equal(labels, other_labels)
+    assert torch.equal(images, others)
+    assert len(one) == 1  # six images: the smaller second batch is left out
+    state = one.generator.get_state()
+    second = [images for images, _ in one]
+    one.generator.set_state(state)
+    assert all(torch.equal(a, b) for a, b in zip(second, (images for images, _ in one), strict=True))
+
+
+def test_bad_folders_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="is no folder"):
+        ImageFolder(tmp_path / "nothing")
+    (tmp_path / "class").mkdir()
+    with pytest.raises(ValueError, match="1 sub-folders and no image"):
+        ImageFolder(tmp_path)
+    with pytest.raises(ValueError, match="--images FOLDER"):
+        Request("full").image_folder("train")
