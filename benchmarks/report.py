@@ -109,14 +109,12 @@ def pages():
 def gradients():
     record = load("gradients")
     rows = []
-    for name in ("mlp", "wide_mlp", "bert_tiny", "resnet20", "lstm", "packed_lstm"):
+    for name in ("mlp", "bert_tiny", "resnet20", "lstm"):
         model, singles = record[name], record[name]["per_sample"]
         rows.append([name.replace("_", "-"), f"{model['parameters']:,}", "128", *_of_batches(model["batch"])])
         rows[-1] += [f"{singles['rows_per_second']}", f"**{singles['speedup']:.2f}**", f"{singles['loop_speedup']:.2f}"]
-        larger = [key for key in model if key.startswith("batch of ")]
-        rows += [["", "", key.removeprefix("batch of "), *_of_batches(model[key]), "", "", ""] for key in larger]
     heads = ["model", "weights", "batch", "rows/s, a batch each", "of the plain loop"]
-    heads += ["overhead (the plain loop's, writing alone)", "rows/s, a sample each", "of the plain loop", "one by one"]
+    heads += ["overhead (the plain loop's)", "rows/s, a sample each", "of the plain loop", "one by one"]
     memory = record["peak_memory"]
     peak = ", ".join(
         f"{figures['peak_rise_mib']:.0f} MiB for {figures['rows_mib']:.0f} MiB of rows ({mode.replace('_', ' ')})"
@@ -126,7 +124,7 @@ def gradients():
 
 
 def _of_batches(figures):
-    overhead = "{overhead:.1%} ({plain_overhead:.1%}, {write:.1%})".format(**figures)
+    overhead = "{overhead:.1%} ({plain_overhead:.1%})".format(**figures)
     return [f"{figures['rows_per_second']}", f"**{figures['speedup']:.2f}**", overhead]
 
 
