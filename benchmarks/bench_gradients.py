@@ -4,34 +4,30 @@
     python benchmarks/bench_gradients.py --seconds 1 --out /dev/null --only mlp
 
 What is compared is compared within one run: `collect_gradients` is given an iterable of batches that, before it hands
-out some, lets the other side work on the same ones and takes that off the clock. The two see the same machine within
-some ten milliseconds, where runs one after the other differ by several per cent on virtual machines. Figures are
-medians over all such pairs, or, per sample, over whole runs. With one thread times are processor time, so that other
-processes count less; the committed figures are for one (OMP_NUM_THREADS=1).
+out some, lets the other side work on the same ones and takes that off the clock, as the speed of virtual machines
+changes by several per cent from run to run. Figures are medians over all such pairs, or, per sample, over whole runs.
+With one thread times are processor time; the committed figures are for one (OMP_NUM_THREADS=1).
 
 All sides are given the same batches, cut them into samples themselves, and store their rows in memory which has been
-touched and zeroed before, outside the timed part. Nor do they give memory back to the system in between. Both are about
-page faults: they cost anything from a tenth of a microsecond to four on virtual machines, how many there are is decided
-by the order of things on the heap, and they would drown the rest.
+touched and zeroed before, outside the timed part. Page faults would drown the rest.
+
+`vmap_speedup` is that of plain `vmap(grad(...))` with `functional_call` over the plain loop; None where it cannot map
+the model, as with BERT, which branches on padding.
 
 `overhead` is the share of the time of `collect_gradients` that a loop of forward and backward passes, which stores
-nothing, does without; `plain_overhead` is that of the plain loop, which stores its rows and does nothing else; `write`
-is the machine's limit: the time to copy as many rows from the cache into that memory, over the time of
-`collect_gradients`. An MLP does a few operations a weight and sample, so its overhead is about that of writing the row
-over the samples in a batch: it is measured for batches of several sizes.
+nothing, does not need; `plain_overhead` is that of the plain loop, which stores its rows and does nothing else.
 """
 
 import argparse
 import ctypes
 import json
-import math
 import random
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -40,11 +36,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 
 from timing import environment
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
-from models import Case, Packed, bert, cross_entropy, resnet20
+from models import Case, bert, cross_entropy, resnet20
 
 from mfac.gradients import collect, collect_gradients
 from mfac.gradients.batches import cut
@@ -54,17 +51,10 @@ SAMPLES = 512
 BATCH = 128
 
 
-def lenet(samples: int = SAMPLES) -> Case:
+def lenet() -> Case:
     """An MLP for MNIST: LeNet-300-100."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 100), nn.ReLU(), nn.Linear(100, 10))
-    return Case(model, cross_entropy, (torch.randn(samples, 784), torch.randint(10, (samples,))))
-
-
-def wide_mlp() -> Case:
-    """Layers whose gradients are too large to be kept in any cache, and to be handed out again by malloc."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(784, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 10))
     return Case(model, cross_entropy, (torch.randn(SAMPLES, 784), torch.randint(10, (SAMPLES,))))
 
 
@@ -98,25 +88,15 @@ def lstm() -> Case:
     return Case(Reader(), cross_entropy, (torch.randn(SAMPLES, 28, 28), torch.randint(10, (SAMPLES,))))
 
 
-def packed_lstm() -> Case:
-    """A model that cannot be mapped; sentences of 16 to 32 tokens."""
-    torch.manual_seed(0)
-    tokens = torch.randint(1, 2000, (SAMPLES, 32)) * (torch.arange(32) < torch.randint(16, 33, (SAMPLES, 1)))
-    return Case(Packed(2000, 64, 128, 2), cross_entropy, (tokens, torch.randint(2, (SAMPLES,))))
-
-
 CASES: dict[str, Callable[[], Case]] = {
     "mlp": lenet,
-    "wide_mlp": wide_mlp,
     "bert_tiny": bert_tiny,
     "resnet20": resnet,
     "lstm": lstm,
-    "packed_lstm": packed_lstm,
 }
-REPEATS = {"mlp": 32, "lstm": 4, "packed_lstm": 4}  # of the batches: enough rows for what a call takes besides
-SINGLES = {"mlp": 512, "wide_mlp": 16, "bert_tiny": 256, "lstm": 512, "packed_lstm": 256}  # rows, if not 128
-LARGER_BATCHES = (256, 512, 1024)  # of the MLP
-SLOW = ("wide_mlp", "bert_tiny", "resnet20")  # these are given twice the seconds
+REPEATS = {"mlp": 32, "lstm": 4}  # of the batches: enough rows for what a call takes besides
+SINGLES = {"mlp": 512, "bert_tiny": 256, "lstm": 512}  # rows, if not 128
+SLOW = ("bert_tiny", "resnet20")  # these are given twice the seconds
 BLOCK = 8  # batches that are handed out at a time, at most: a quarter of them if they are few
 
 Run = Callable[[Iterable[Any]], Any]
@@ -197,6 +177,37 @@ def plain_loop(case: Case, batches: Iterable[Any], rows: Tensor | None) -> None:
     model.zero_grad(set_to_none=True)
 
 
+def plain_vmap(case: Case, batches: Iterable[Any], rows: Tensor, chunk: int = 32) -> None:
+    """What one would write with torch.func."""
+    loss = Loss(case)
+    parameters = {name: parameter.detach() for name, parameter in loss.named_parameters()}
+
+    def of_one(values: dict[str, Tensor], *leaves: Tensor) -> Tensor:
+        return functional_call(loss, values, tuple(leaf.unsqueeze(0) for leaf in leaves))
+
+    for batch in batches:
+        leaves = list(batch if isinstance(batch, tuple) else batch.values())
+        gradients = vmap(grad(of_one), (None, *[0] * len(leaves)), randomness="different")
+        for start in range(0, len(leaves[0]), chunk):
+            found = gradients(parameters, *(leaf[start : start + chunk] for leaf in leaves)).values()
+            out = rows[start : min(start + chunk, len(leaves[0]))]
+            torch.cat([value.flatten(1) for value in found], 1, out=out)
+
+
+class Loss(nn.Module):
+    """The loss as a function of the model's parameters and the tensors of a batch."""
+
+    def __init__(self, case: Case):
+        super().__init__()
+        self.model, self.case = case.model, case
+
+    def forward(self, *leaves: Tensor) -> Tensor:
+        batch = self.case.batch
+        return self.case.loss_fn(
+            self.model, leaves if isinstance(batch, tuple) else dict(zip(batch, leaves, strict=True))
+        )
+
+
 def samples_of(batches: Iterable[Any]) -> Iterator[Any]:
     for batch in batches:
         is_tuple = isinstance(batch, tuple)
@@ -235,15 +246,13 @@ def measure(name: str, budget: float) -> dict[str, Any]:
         "batch": measure_batches(case, repeated, dim, budget),
         "per_sample": measure_samples(case, SINGLES.get(name, BATCH), dim, budget),
     }
-    for size in LARGER_BATCHES if name == "mlp" else ():
-        found[f"batch of {size}"] = measure_batches(case, 64 * [lenet(size).batch], dim, budget)
     return found
 
 
 def measure_batches(case: Case, batches: list[Any], dim: int, budget: float) -> dict[str, float]:
     """Against the bare passes, which store nothing."""
     count = len(batches)
-    memory, cached = row_memory(count, dim), torch.ones(dim)
+    memory = row_memory(count, dim)
 
     def bare(some: Iterable[Any]) -> None:
         plain_loop(case, some, None)
@@ -254,19 +263,12 @@ def measure_batches(case: Case, batches: list[Any], dim: int, budget: float) -> 
     def collect(some: Iterable[Any]) -> None:
         collect_gradients(case.model, case.loss_fn, some, count)
 
-    def write() -> list[Times]:
-        start = clock()
-        for row in memory:
-            row.copy_(cached)
-        return [Times((clock() - start) / count, math.nan)]
-
     with memory_touched_before(memory):
-        stored, ours, written = rounds(
+        stored, ours = rounds(
             budget,
             memory,
             lambda: side_by_side(plain, bare, batches),
             lambda: side_by_side(collect, bare, batches),
-            write,
         )
     return {
         "plain_rows_per_second": round(1 / median(times.run for times in stored), 1),
@@ -274,7 +276,6 @@ def measure_batches(case: Case, batches: list[Any], dim: int, budget: float) -> 
         "speedup": round(ratio(stored) / ratio(ours), 3),
         "overhead": round(1 - 1 / ratio(ours), 4),
         "plain_overhead": round(1 - 1 / ratio(stored), 4),
-        "write": round(median(times.run for times in written) / median(times.run for times in ours), 4),
     }
 
 
@@ -289,21 +290,27 @@ def measure_samples(case: Case, count: int, dim: int, budget: float) -> dict[str
 
     def collect(some: Iterable[Any], method: Method = "auto") -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that packed sequences cannot be mapped
+            warnings.simplefilter("ignore")  # that recurrent layers cannot be mapped
             collect_gradients(case.model, case.loss_fn, some, count, per_sample=True, method=method)
 
+    def mapped(some: Iterable[Any]) -> None:
+        plain_vmap(case, some, spare)
+
+    measured = [
+        lambda: whole(side_by_side(collect, plain, batches)),
+        lambda: whole(side_by_side(partial(collect, method="loop"), plain, batches)),
+    ]
+    with suppress(RuntimeError):
+        mapped([cut(batches[0], 0, 2)])
+        measured.append(lambda: whole(side_by_side(mapped, plain, batches)))
     with memory_touched_before(memory):
-        ours, loop = rounds(
-            budget,
-            memory,
-            lambda: whole(side_by_side(collect, plain, batches)),
-            lambda: whole(side_by_side(partial(collect, method="loop"), plain, batches)),
-        )
+        ours, loop, *by_vmap = rounds(budget, memory, *measured)
     return {
         "plain_rows_per_second": round(size / median(times.other for times in ours), 1),
         "rows_per_second": round(size / median(times.run for times in ours), 1),
         "speedup": round(1 / ratio(ours), 3),
         "loop_speedup": round(1 / ratio(loop), 3),
+        "vmap_speedup": round(1 / ratio(by_vmap[0]), 3) if by_vmap else None,
     }
 
 

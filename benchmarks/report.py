@@ -21,60 +21,54 @@ def load(name):
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
+def page_table(name, columns, wanted=lambda row: True):
+    """The rows of a record under {head: row -> text}, and the machine."""
+    record = load(name)
+    rows = [[show(row) for show in columns.values()] for row in record["rows"] if wanted(row)]
+    return table(list(columns), rows) + "\n\n" + measured_on(record)
+
+
+def time_of(key):
+    return lambda row: seconds(row[key])
+
+
+def bold(key, digits):
+    return lambda row: f"**{row[key]:.{digits}f}**"
+
+
+SIZE = {"d": lambda row: f"{row['d']:,}", "m": lambda row: row["m"]}
+
+
 def static():
-    record = load("static")
-    rows = [
-        [
-            f"{row['d']:,}",
-            row["m"],
-            seconds(row["ours_s"]),
-            seconds(row["paper_s"]),
-            f"**{row['times_faster_than_algorithm_3']:.1f}**",
-            f"**{row['of_the_flop_limit']:.2f}**",
-            f"{row['float64_of_the_flop_limit']:.2f}",
-            f"{row['matmul_gflops']:.0f} Gflop/s",
-        ]
-        for row in record["rows"]
-    ]
-    heads = ["d", "m", "mfac", "Algorithm 3", "times faster", "of the limit", "in float64", "matrix product"]
-    return table(heads, rows) + "\n\n" + measured_on(record)
+    return page_table("static", SIZE | {
+        "mfac": time_of("ours_s"),
+        "Algorithm 3": time_of("paper_s"),
+        "times faster": bold("times_faster_than_algorithm_3", 1),
+        "of the limit": bold("of_the_flop_limit", 2),
+        "in float64": lambda row: f"{row['float64_of_the_flop_limit']:.2f}",
+        "matrix product": lambda row: f"{row['matmul_gflops']:.0f} Gflop/s",
+    })  # fmt: skip
 
 
 def blocks():
-    record = load("blocks")
-    rows = [
-        [
-            f"{row['d']:,}",
-            row["m"],
-            row["block_size"],
-            seconds(row["ours_s"]),
-            seconds(row["paper_s"]),
-            f"**{row['times_faster_than_algorithm_3']:.1f}**",
-            f"{row['of_reading_and_multiplying_once']:.1f}",
-        ]
-        for row in record["rows"]
-    ]
-    heads = ["d", "m", "block", "mfac", "Algorithm 3", "times faster", "of multiplying G once"]
-    return table(heads, rows) + "\n\n" + measured_on(record)
+    return page_table("blocks", SIZE | {
+        "block": lambda row: row["block_size"],
+        "mfac": time_of("ours_s"),
+        "Algorithm 3": time_of("paper_s"),
+        "times faster": bold("times_faster_than_algorithm_3", 1),
+        "of multiplying G once": lambda row: f"{row['of_reading_and_multiplying_once']:.1f}",
+    })  # fmt: skip
 
 
 def dynamic():
-    record = load("dynamic")
-    rows = [
-        [
-            f"{row['d']:,}",
-            row["m"],
-            row["passes"],
-            seconds(row["ours_s"]),
-            seconds(row["two_passes_s"]),
-            f"**{row['of_two_bare_passes']:.2f}**",
-            seconds(row["paper_s"]),
-            f"**{row['times_faster_than_algorithms_1_and_2']:.1f}**",
-        ]
-        for row in record["rows"]
-    ]
-    heads = ["d", "m", "passes in", "mfac", "two bare passes", "ratio", "Algorithms 1 and 2", "times faster"]
-    return table(heads, rows) + "\n\n" + measured_on(record)
+    return page_table("dynamic", SIZE | {
+        "passes in": lambda row: row["passes"],
+        "mfac": time_of("ours_s"),
+        "two bare passes": time_of("two_passes_s"),
+        "ratio": bold("of_two_bare_passes", 2),
+        "Algorithms 1 and 2": time_of("paper_s"),
+        "times faster": bold("times_faster_than_algorithms_1_and_2", 1),
+    })  # fmt: skip
 
 
 def scaling():
@@ -102,35 +96,25 @@ def _plot_scaling(rows, kinds):
 
 
 def pages():
-    record = load("pages")
-    rows = [
-        [
-            f"{row['d']:,}",
-            row["m"],
-            f"{row['gib_on_disk']} GiB",
-            seconds(row["disk_s"]),
-            seconds(row["memory_s"]),
-            f"**{row['of_the_time_in_memory']:.2f}**",
-            f"**{row['peak_resident_gib']:.2f} GiB**",
-            f"{row['peak_resident_in_memory_gib']:.2f} GiB",
-        ]
-        for row in record["rows"]
-    ]
-    heads = ["d", "m", "on disk", "from disk", "in memory", "ratio", "peak resident", "peak, all in memory"]
-    return table(heads, rows) + "\n\n" + measured_on(record)
+    return page_table("pages", SIZE | {
+        "on disk": lambda row: f"{row['gib_on_disk']} GiB",
+        "from disk": time_of("disk_s"),
+        "in memory": time_of("memory_s"),
+        "ratio": bold("of_the_time_in_memory", 2),
+        "peak resident": lambda row: f"**{row['peak_resident_gib']:.2f} GiB**",
+        "peak, all in memory": lambda row: f"{row['peak_resident_in_memory_gib']:.2f} GiB",
+    })  # fmt: skip
 
 
 def gradients():
     record = load("gradients")
     rows = []
-    for name in ("mlp", "wide_mlp", "bert_tiny", "resnet20", "lstm", "packed_lstm"):
+    for name in ("mlp", "bert_tiny", "resnet20", "lstm"):
         model, singles = record[name], record[name]["per_sample"]
         rows.append([name.replace("_", "-"), f"{model['parameters']:,}", "128", *_of_batches(model["batch"])])
         rows[-1] += [f"{singles['rows_per_second']}", f"**{singles['speedup']:.2f}**", f"{singles['loop_speedup']:.2f}"]
-        larger = [key for key in model if key.startswith("batch of ")]
-        rows += [["", "", key.removeprefix("batch of "), *_of_batches(model[key]), "", "", ""] for key in larger]
     heads = ["model", "weights", "batch", "rows/s, a batch each", "of the plain loop"]
-    heads += ["overhead (the plain loop's, writing alone)", "rows/s, a sample each", "of the plain loop", "one by one"]
+    heads += ["overhead (the plain loop's)", "rows/s, a sample each", "of the plain loop", "one by one"]
     memory = record["peak_memory"]
     peak = ", ".join(
         f"{figures['peak_rise_mib']:.0f} MiB for {figures['rows_mib']:.0f} MiB of rows ({mode.replace('_', ' ')})"
@@ -140,7 +124,7 @@ def gradients():
 
 
 def _of_batches(figures):
-    overhead = "{overhead:.1%} ({plain_overhead:.1%}, {write:.1%})".format(**figures)
+    overhead = "{overhead:.1%} ({plain_overhead:.1%})".format(**figures)
     return [f"{figures['rows_per_second']}", f"**{figures['speedup']:.2f}**", overhead]
 
 
@@ -178,39 +162,29 @@ def optimizer():
 
 
 def windows():
-    record = load("windows")
-    rows = [
-        [
-            f"{row['d']:,}",
-            row["m"],
-            row["storage"],
-            f"{row['bytes'] / 1e9:.2f} GB",
-            f"{row['bytes_of_float32']:.3f}",
-            seconds(row["step_s"]),
-            "float32 does not fit" if row["time_of_float32"] is None else f"**{row['time_of_float32']:.2f}**",
-        ]
-        for row in record["rows"]
-        if row["what"] == "step"
-    ]
-    heads = ["weights", "m", "storage", "window", "of float32", "step", "of float32's"]
-    return table(heads, rows) + "\n\n" + measured_on(record)
+    columns = {
+        "weights": SIZE["d"],
+        "m": SIZE["m"],
+        "storage": lambda row: row["storage"],
+        "window": lambda row: f"{row['bytes'] / 1e9:.2f} GB",
+        "of float32": lambda row: f"{row['bytes_of_float32']:.3f}",
+        "step": time_of("step_s"),
+        "of float32's": lambda row: (
+            bold("time_of_float32", 2)(row) if row["time_of_float32"] else "float32 does not fit"
+        ),
+    }
+    return page_table("windows", columns, lambda row: row["what"] == "step")
 
 
 def files():
-    record = load("files")
-    rows = [
-        [
-            row["storage"],
-            f"{row['bytes'] / 1e6:.1f} MB ({row['of_float32']:.3f})",
-            seconds(row["collect_s"]),
-            seconds(row["set_up_and_diagonal_s"]),
-            f"{row['cosine']:.4f}",
-            f"{row['diagonal_correlation']:.3f}",
-        ]
-        for row in record["rows"]
-    ]
-    heads = ["storage", "file (of float32)", "collecting", "set-up and diagonal", "cosine of F⁻¹x", "diagonal"]
-    return table(heads, rows) + "\n\n" + measured_on(record)
+    return page_table("files", {
+        "storage": lambda row: row["storage"],
+        "file (of float32)": lambda row: f"{row['bytes'] / 1e6:.1f} MB ({row['of_float32']:.3f})",
+        "collecting": time_of("collect_s"),
+        "set-up and diagonal": time_of("set_up_and_diagonal_s"),
+        "cosine of F⁻¹x": lambda row: f"{row['cosine']:.4f}",
+        "diagonal": lambda row: f"{row['diagonal_correlation']:.3f}",
+    })  # fmt: skip
 
 
 def profile_step():

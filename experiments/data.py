@@ -1,7 +1,7 @@
 """Images for the recipes: batches by seed, and accuracy on the test images."""
 
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -64,9 +64,5 @@ def make_test(
     normalisation: Normalisation, count: int | None = None, load: Callable[[str], Any] = cifar10
 ) -> Callable[[nn.Module], dict[str, float]]:
     """model -> its accuracy on the first `count` test images."""
-    images, labels = (part[:count] for part in load("test"))
-    return partial(_tested, batches=ImageBatches(images, labels, 250, normalisation))
-
-
-def _tested(model: nn.Module, batches: ImageBatches) -> dict[str, float]:
-    return {"accuracy": accuracy(model, batches)}
+    batches = ImageBatches(*(part[:count] for part in load("test")), 250, normalisation)
+    return lambda model: {"accuracy": accuracy(model, batches)}

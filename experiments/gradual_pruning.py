@@ -97,12 +97,12 @@ class Run:
             scheduler=self.scheduler, pruner=self.pruner,
         )  # fmt: skip
 
-    def step(self) -> bool:
-        """Prunes to the next sparsity, trains, tests and saves; False at the end."""
+    def step(self) -> dict[str, float] | None:
+        """Prunes to the next sparsity, trains, tests and saves; None at the end."""
         began = time.process_time()
         result = self.pruner.step()
         if result is None:
-            return False
+            return None
         row = {"sparsity": result.sparsity, "pruning_seconds": round(time.process_time() - began, 1)}
         row["pruned"] = accuracy(self.model)
         number = self.pruner.steps_done
@@ -114,17 +114,13 @@ class Run:
         self.rows.append(row)
         print(f"  {self.name}: {row}", flush=True)
         self.checkpoint.save(rows=self.rows)
-        return True
+        return row
 
     def whole(self) -> list[dict[str, float]]:
         self.rows = (self.checkpoint.load() or {"rows": []})["rows"]
         while self.step():
             pass
         return self.rows
-
-    def first_step(self) -> dict[str, float]:
-        self.step()
-        return self.rows[0]
 
 
 def run(only: str | None = None, folder: Path = RESULTS) -> None:
@@ -136,7 +132,7 @@ def run(only: str | None = None, folder: Path = RESULTS) -> None:
     ledger.cell("dense", lambda: accuracy(mfac_resnet20(), 10_000))
     for name in METHODS if only is None else [only]:
         for lr in LEARNING_RATES:
-            ledger.cell(searched(name, lr), lambda n=name, r=lr: Run(n, SEARCH_PERIOD, r).first_step())
+            ledger.cell(searched(name, lr), lambda n=name, r=lr: Run(n, SEARCH_PERIOD, r).step())
         best = max(LEARNING_RATES, key=lambda lr, n=name: ledger.cells[searched(n, lr)]["trained"])
         ledger.cell(name, lambda n=name, r=best: {"learning_rate": r, "steps": Run(n, PERIOD, r).whole()})
 
@@ -145,21 +141,9 @@ def searched(name: str, lr: float) -> str:
     return f"search, {name}, lr {lr:g}"
 
 
-def table(cells: dict[str, Any]) -> str:
-    lines = [
-        "| run | learning rate | 95 % | 98 % | pruning, s | training, s |", "| --- | --- | --- | --- | --- | --- |"
-    ]  # fmt: skip
-    for name in (name for name in METHODS if name in cells):
-        rows = cells[name]["steps"]
-        ends = " | ".join(f"{row['finished']:.2f}" for row in rows if "finished" in row)
-        spent = [round(sum(row[key] for row in rows)) for key in ("pruning_seconds", "training_seconds")]
-        lines.append(f"| {name} | {cells[name]['learning_rate']:g} | {ends} | {spent[0]} | {spent[1]} |")
-    return "\n".join(lines)
-
-
 def plot(folder: Path = RESULTS, images: Path = IMAGES) -> Path:
     cells = Ledger("gradual_resnet20", COMMAND, folder).cells
-    print(f"dense {cells['dense']:.2f}\n{table(cells)}")
+    print(f"dense {cells['dense']:.2f}")
     figure, ((axis,),) = drawing.panels()
     for number, name in enumerate(name for name in METHODS if name in cells):
         rows = cells[name]["steps"]
@@ -167,6 +151,8 @@ def plot(folder: Path = RESULTS, images: Path = IMAGES) -> Path:
         values = [row[key] for row in rows for key in ("pruned", "trained")]
         axis.plot(steps, values, label=f"{name}: after pruning, after training", **drawing.style(number))
         ends = drawing.curve((i + 0.7, row["finished"]) for i, row in enumerate(rows) if "finished" in row)
+        spent = [round(sum(row[key] for row in rows)) for key in ("pruning_seconds", "training_seconds")]
+        print(f"{name}: learning rate {cells[name]['learning_rate']:g}, {ends[1]} %, pruning and training {spent} s")
         axis.plot(*ends, f"C{number}*", markersize=11, label=f"{name}: after the last training")
     axis.axhline(cells["dense"], color="0.6", linewidth=1, linestyle="--")
     axis.set_xticks(range(len(SCHEDULE)), [f"{100 * sparsity:.1f} %" for sparsity in SCHEDULE])
@@ -180,10 +166,7 @@ def main() -> None:
     parser.add_argument("what", choices=["run", "plot"])
     parser.add_argument("--only", choices=list(METHODS), help="one of the two, so that both can run in parallel")
     arguments = parser.parse_args()
-    if arguments.what == "run":
-        run(arguments.only)
-    else:
-        plot()
+    run(arguments.only) if arguments.what == "run" else plot()
 
 
 if __name__ == "__main__":

@@ -66,10 +66,7 @@ def load_weights(path: Path, name: str | None = None) -> nn.Module:
         raise ValueError(f"{path} must hold {{'model': one of {', '.join(MODELS)}, 'state_dict': ...}}, not {name!r}")
     model = MODELS[name]()
     state = {key.removeprefix("module."): value for key, value in saved.get("state_dict", saved).items()}
-    try:
-        model.load_state_dict(state)
-    except RuntimeError as error:
-        raise ValueError(f"{path} is not of {type(model).__name__}: {error}") from None
+    model.load_state_dict(state)
     return model.eval()
 
 

@@ -215,7 +215,6 @@ ABLATION: dict[str, dict[str, Any]] = {
 
 
 def ablation() -> None:
-    """One thing changed at a time, at 90 %; 2,500 test images."""
     ledger = Ledger("one_shot_ablation", f"{COMMAND} ablation")
     for name, change in ABLATION.items():
         settings = SMALL | {"loss_batches": 16, "images": 2500} | change
@@ -225,7 +224,6 @@ def ablation() -> None:
 
 
 def plot() -> None:
-    """Two pictures of accuracy against sparsity: the methods, and the best results."""
     words = {"x": "sparsity, %", "y": "accuracy on the test images, %"}
     dense = Ledger("one_shot_defaults", "").cells["dense"]["accuracy"]
     methods = {key: _curve(row.values()) for key, row in Ledger("one_shot_methods", "").cells.items()}

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import mfac
 from experiments import data, drawing
-from experiments.ledger import IMAGES, RESULTS, Ledger
+from experiments.ledger import IMAGES, Ledger
 from experiments.models.resnet import ResNet
 from experiments.training import Training, cosine, last_loss
 
@@ -149,7 +149,6 @@ def mean(columns: list[list[float]]) -> list[float]:
 
 
 def smooth(values: list[float], width: int) -> list[float]:
-    """Means over the last `width` values."""
     return [sum(values[max(0, i - width + 1) : i + 1]) / min(i + 1, width) for i in range(len(values))]
 
 
@@ -197,10 +196,8 @@ def plot_windows() -> None:
 
 def plot() -> None:
     for name in TASKS:
-        if (RESULTS / f"optimizers_{name}.json").exists():
-            plot_task(name)
-    if (RESULTS / "optimizers_windows.json").exists():
-        plot_windows()
+        plot_task(name)
+    plot_windows()
 
 
 def main() -> None:

@@ -21,8 +21,8 @@ def recalibration() -> None:
     for augment in (True, False):
         ledger.cell(f"dense, statistics anew, augmented: {augment}", lambda augment=augment: _dense_anew(augment))
     for sparsity in (0.7, 0.9):
-        ledger.cell(f"{sparsity:.0%}, left or at the end", lambda s=sparsity: _recalibrated_at_the_end(s))
-        ledger.cell(f"{sparsity:.0%}, after every step", lambda s=sparsity: _recalibrated_by_step(s))
+        ledger.cell(f"{sparsity:.0%}, left or at the end", lambda s=sparsity: _pruned(s, False))
+        ledger.cell(f"{sparsity:.0%}, after every step", lambda s=sparsity: _pruned(s, True))
 
 
 def _state_of(model: nn.Module) -> dict[str, Any]:
@@ -38,18 +38,14 @@ def _dense_anew(augment: bool) -> dict[str, Any]:
     return _state_of(model)
 
 
-def _recalibrated_at_the_end(sparsity: float) -> dict[str, Any]:
+def _pruned(sparsity: float, by_step: bool) -> dict[str, Any]:
     model = mfac_resnet20()
-    _, cell = pruned(model, sparsity, 16, **SETTINGS)
-    left = _state_of(model)
+    _, cell = pruned(model, sparsity, 16, bn_batches=bn_batches() if by_step else None, **SETTINGS)
+    state = _state_of(model)
+    if by_step:
+        return state | cell
     recalibrate(model, bn_batches())
-    return {"left": left, "at the end": _state_of(model)} | cell
-
-
-def _recalibrated_by_step(sparsity: float) -> dict[str, Any]:
-    model = mfac_resnet20()
-    _, cell = pruned(model, sparsity, 16, bn_batches=bn_batches(), **SETTINGS)
-    return _state_of(model) | cell
+    return {"left": state, "at the end": _state_of(model)} | cell
 
 
 def _train_loss(model: nn.Module) -> float:

@@ -64,16 +64,10 @@ def run() -> None:
             ledger.cell(f"{name} {value}", lambda n=name, v=value: measured(BASE | {n: v}))
 
 
-def table(cells: dict[str, list[float]]) -> str:
-    """Mean and standard deviation over the seeds, in Markdown."""
-    lines = ["| setting | accuracy, mean and deviation of five networks |", "| --- | --- |"]
-    lines += [f"| {key} | {mean(values):.1f} ± {stdev(values):.1f} |" for key, values in cells.items()]
-    return "\n".join(lines)
-
-
 def plot() -> None:
     cells = Ledger("settings_digits", COMMAND).cells
-    print(table(cells))
+    for key, values in cells.items():
+        print(f"| {key} | {mean(values):.1f} ± {stdev(values):.1f} |")  # mean and deviation of five networks
     figure, (panels,) = drawing.panels(1, len(VARIED), (12, 3.6), sharey=True)
     for axes, (name, values) in zip(panels, VARIED.items(), strict=True):
         means = [mean(cells[f"{name} {value}"]) for value in values]

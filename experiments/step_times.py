@@ -66,14 +66,10 @@ def processor_seconds(step: Callable[[], None]) -> float:
 
 def overheads(times: dict[str, list[float]], reference: str) -> dict[str, dict[str, Any]]:
     """{name: best seconds, median seconds, and both as ratios to those of the reference}."""
-    best = {name: min(values) for name, values in times.items()}
-    middle = {name: sorted(values)[len(values) // 2] for name, values in times.items()}
+    found = {name: (min(values), sorted(values)[len(values) // 2]) for name, values in times.items()}
+    best, median = found[reference]
     return {
-        name: {
-            "seconds_best": best[name],
-            "seconds_median": middle[name],
-            "over_sgd": round(best[name] / best[reference], 4),
-            "over_sgd_by_medians": round(middle[name] / middle[reference], 4),
-        }
-        for name in times
-    }
+        name: {"seconds_best": b, "seconds_median": m, "over_sgd": round(b / best, 4),
+               "over_sgd_by_medians": round(m / median, 4)}
+        for name, (b, m) in found.items()
+    }  # fmt: skip

@@ -18,11 +18,11 @@ rather than in each. So the cosine between sums of steps, over as many as the wi
 
 import argparse
 import math
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice, repeat
+from statistics import mean, stdev
 from typing import Any
 
 import torch
@@ -142,7 +142,6 @@ def measure(name: str, seeds: Sequence[int]) -> None:
 
 
 def measure_sentences(seeds: Sequence[int]) -> None:
-    """SST-2 as the recipe `bert` learns it, with other windows."""
     make_model = bert.networks(Request("small", folder=RESULTS))["MiniLM-L3"]
     for seed in seeds:
         for key in CHOSEN:
@@ -156,7 +155,6 @@ def measure_bert_tiny(name: str) -> None:
 
 
 def measure_rivals(name: str) -> None:
-    """Other optimizers and learning rates on the same network, in float32."""
     settings = replace(BERTS[name], storage=torch.float32)
     for optimizer, rates in RIVALS.get(name, {}).items():
         for rate in rates:
@@ -170,7 +168,6 @@ def untrained_bert(task: str) -> nn.Module:
 
 
 def tune(name: str, key: str, seed: int, make_model: bert.Maker, settings: bert.Settings) -> None:
-    """One run on SST-2, with the peak memory of the process."""
     settings = replace(settings, storage=STORAGES[key])
 
     def run() -> dict[str, Any]:
@@ -194,20 +191,18 @@ def table() -> None:
         for key in STORAGES:
             runs = [run for title, run in cells.items() if title.startswith(f"run, {key}, seed")]
             if runs:
-                losses, accuracies = [last_loss(run) for run in runs], [accuracy_of(run) for run in runs]
-                told = "{:.4f} ± {:.4f}, {:.2f} ± {:.2f} %".format(*figures(losses), *figures(accuracies))
+                losses, percents = [last_loss(run) for run in runs], [accuracies(run)[1][-1] for run in runs]
+                told = (
+                    f"{mean(losses):.4f} ± {deviation(losses):.4f}, {mean(percents):.2f} ± {deviation(percents):.2f} %"
+                )
                 print(f"{name}, {key}, {len(runs)} seeds: {told}")
         for title, run in cells.items():
             if title.startswith("rival"):
-                print(f"{name}, {title}: {last_loss(run):.4f}, {accuracy_of(run):.2f} %")
+                print(f"{name}, {title}: {last_loss(run):.4f}, {accuracies(run)[1][-1]:.2f} %")
 
 
-def accuracy_of(run: dict[str, Any]) -> float:
-    return accuracies(run)[1][-1]
-
-
-def figures(values: list[float]) -> tuple[float, float]:
-    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else math.nan
+def deviation(values: list[float]) -> float:
+    return stdev(values) if len(values) > 1 else math.nan
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """GGT (Agarwal et al., 2019): the inverse root of the second moment of the last m gradients, on their span."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -35,11 +35,7 @@ class GGT(Optimizer):
         eps: float = 1e-2,
         weight_decay: float = 0.0,
     ):
-        if window < 1:
-            raise ValueError(f"window must be a positive number of gradients, not {window!r}")
         super().__init__(params, {"lr": lr, "beta": beta, "eps": eps, "weight_decay": weight_decay})
-        if len(self.param_groups) != 1:
-            raise ValueError(f"GGT has one window for one group of parameters, not {len(self.param_groups)} groups")
         self.window = window
         tensors = self.param_groups[0]["params"]
         dim = sum(p.numel() for p in tensors)
@@ -51,11 +47,7 @@ class GGT(Optimizer):
         }
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self) -> None:  # type: ignore[override]
         group = self.param_groups[0]
         state = self.state[group["params"][0]]
         state["average"].lerp_(_flat_gradient(group), 1 - group["beta"])
@@ -65,7 +57,6 @@ class GGT(Optimizer):
         step = ggt_step(state["rows"], newest, min(state["count"], self.window), group["eps"])
         for p, part in zip(group["params"], step.split([p.numel() for p in group["params"]]), strict=True):
             p.sub_(part.view_as(p), alpha=group["lr"])
-        return loss
 
 
 def _flat_gradient(group: dict) -> Tensor:

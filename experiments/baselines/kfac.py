@@ -4,7 +4,6 @@ The Fisher matrix of a layer is S ⊗ A: A of the layer's inputs (a one appended
 gradients at its outputs. Other parameters (batch norm, embeddings) take plain gradient steps.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -72,13 +71,8 @@ class KFAC(Optimizer):
                     "clip": clip, "every": every, "steps": 0}  # fmt: skip
         super().__init__(list(model.parameters()), defaults)
         self.layers = [m for m in model.modules() if isinstance(m, nn.Linear) or (is_plain(m) and m.groups == 1)]
-        if not self.layers:
-            raise ValueError("the model has no linear layer and no convolution without groups for K-FAC to work on")
-        self._handles = [layer.register_forward_hook(self._watch) for layer in self.layers]
-
-    def close(self) -> None:
-        for handle in self._handles:
-            handle.remove()
+        for layer in self.layers:
+            layer.register_forward_hook(self._watch)
 
     @property
     def _looks(self) -> bool:
@@ -101,11 +95,7 @@ class KFAC(Optimizer):
                 state[name] = factor
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self) -> None:  # type: ignore[override]
         group = self.param_groups[0]
         gradients = {p: p.grad + group["weight_decay"] * p for p in group["params"] if p.grad is not None}
         steps = dict(gradients)
@@ -119,7 +109,6 @@ class KFAC(Optimizer):
             buffer.mul_(group["momentum"]).add_(step, alpha=scale)
             p.sub_(buffer, alpha=group["lr"])
         group["steps"] += 1
-        return loss
 
     def _precondition(self, layer: Layer, gradients: dict[Tensor, Tensor], damping: float) -> dict[Tensor, Tensor]:
         state: dict[str, Any] = self.state[layer.weight]

@@ -27,11 +27,7 @@ def registry() -> dict[str, list[Entry]]:
 
 
 def fetch(name: str) -> list[Path]:
-    """The files of a data set; those that are missing are downloaded.
-
-    Raises:
-        ValueError: there is no such data set, or a file is not the published one.
-    """
+    """The files of a data set, downloaded if they are missing; ValueError if one is not the published file."""
     import pooch
 
     known, root = registry(), data_folder()

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from experiments.datasets.sentences import load_glue
 
@@ -58,11 +59,8 @@ class SentenceBatches:
             yield self._collate([self.examples[k] for k in order[i * self.batch_size : (i + 1) * self.batch_size]])
 
     def _collate(self, chosen: list[Tokens]) -> Batch:
-        width = max(len(example.ids) for example in chosen)
-        ids, types, mask = (torch.zeros(len(chosen), width, dtype=torch.int64) for _ in range(3))  # 0 is [PAD]
-        for row, example in enumerate(chosen):
-            ids[row, : len(example.ids)] = torch.tensor(example.ids)
-            types[row, : len(example.ids)] = torch.tensor(example.types)
-            mask[row, : len(example.ids)] = 1
+        parts = ([example.ids for example in chosen], [example.types for example in chosen],
+                 [[1] * len(example.ids) for example in chosen])  # fmt: skip
+        ids, types, mask = (pad_sequence([torch.tensor(row) for row in part], True) for part in parts)  # 0 is [PAD]
         labels = torch.tensor([example.label for example in chosen], dtype=self.dtype)
         return {"input_ids": ids, "token_type_ids": types, "attention_mask": mask, "labels": labels}

@@ -1,7 +1,6 @@
 """Residual networks without batch norm (Brock et al., 2021): convolutions of standardised weights, scaled branches.
 
-The paper prunes NF-ResNet50 as timm has it. Each convolution has a gain and a bias for every channel, as many numbers
-as a batch norm would have: the count of weights is ResNet50's.
+The paper prunes timm's NF-ResNet50. Each convolution has a gain and a bias per channel, like a batch norm.
 """
 
 import math

@@ -1,7 +1,5 @@
 """ResNets for 32 x 32 images (He et al., 2016)."""
 
-from pathlib import Path
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -71,17 +69,10 @@ def _stage(channels_in: int, channels_out: int, blocks: int, stride: int, projec
     return nn.Sequential(first, *(BasicBlock(channels_out, channels_out, 1, projection) for _ in range(blocks - 1)))
 
 
-def load_checkpoint(model: ResNet, path: Path) -> ResNet:
-    """The model with the weights of a public checkpoint, in eval mode, channels last."""
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    state = {key.removeprefix("module."): value for key, value in state["state_dict"].items()}
-    renamed = {key.replace("linear.", "fc."): value for key, value in state.items()}
-    model.load_state_dict(renamed)
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's own types leave it out
-    return model.eval()
-
-
 def mfac_resnet20() -> ResNet:
     """The M-FAC authors' ResNet20 on CIFAR-10, 272,474 weights; inputs normalised by `HALVES`: 91.43 %."""
-    checkpoint = find("resnet20", "checkpoints", "mfac_resnet20_cifar10.pth.tar")
-    return load_checkpoint(ResNet(20, projection=True), checkpoint)
+    path = find("resnet20", "checkpoints", "mfac_resnet20_cifar10.pth.tar")
+    state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+    model = ResNet(20)
+    model.load_state_dict({k.removeprefix("module.").replace("linear.", "fc."): v for k, v in state.items()})
+    return model.to(memory_format=torch.channels_last).eval()

@@ -71,7 +71,10 @@ def run(request: Request) -> None:
     for network, make_model in networks(request).items():
         for task in settings.tasks:
             if request.wants(f"{network}, {task}"):
-                results.cell(f"before, {network}, {task}", lambda a=(make_model, task): untrained(*a, settings))
+                torch.manual_seed(0)  # of the classifier, which is random
+                results.cell(
+                    f"before, {network}, {task}", lambda m=make_model, t=task: measured(m(t).eval(), t, settings)
+                )
             for optimizer in RATES:
                 if request.wants(f"{network}, {task}, {optimizer}"):
                     compete(results, network, task, optimizer, make_model, settings)
@@ -91,12 +94,6 @@ def networks(request: Request) -> dict[str, Maker]:
 def num_outputs(task: str) -> int:
     """Classes, or 1 for a number."""
     return len(COLUMNS[task].classes) or 1
-
-
-def untrained(make_model: Maker, task: str, settings: Settings) -> dict[str, float]:
-    """The pretrained network before training; a classifier is random."""
-    torch.manual_seed(0)
-    return measured(make_model(task).eval(), task, settings)
 
 
 def compete(

@@ -37,30 +37,25 @@ def glue_task(task: str) -> Task:
         model=lambda: minilm_classifier(len(COLUMNS[task].classes)),
         train_batches=partial(batches, "train"),
         loss=model_loss,
-        evaluate=lambda model: correct(*_predict(model, batches("dev"))),
+        evaluate=lambda model: accuracy(model, batches("dev")),
         eval_batches=partial(batches, "dev"),
         optimizer=partial(torch.optim.AdamW, lr=5e-5),
         pretrain=lambda model: _fine_tune(model, batches("train"), PRETRAINING_STEPS[task]),
     )
 
 
-def correct(outputs: Tensor, labels: Tensor) -> float:
-    """The fraction of examples whose class has the highest score."""
-    return float((outputs.argmax(1) == labels).double().mean())
-
-
 @torch.no_grad()
-def _predict(model: nn.Module, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
-    """(outputs, labels) of all batches, in eval mode."""
+def accuracy(model: nn.Module, batches: Iterable[Batch]) -> float:
+    """The fraction of correct predictions, in eval mode."""
     device = next(model.parameters()).device
     training = model.training
     model.eval()
-    outputs, labels = [], []
-    for batch in batches:
-        outputs.append(model(**{key: value.to(device) for key, value in batch.items()}).logits)
-        labels.append(batch["labels"].to(device))
+    right = [
+        model(**{key: value.to(device) for key, value in batch.items()}).logits.argmax(1).cpu() == batch["labels"]
+        for batch in batches
+    ]
     model.train(training)
-    return torch.cat(outputs), torch.cat(labels)
+    return float(torch.cat(right).double().mean())
 
 
 def _fine_tune(model: nn.Module, batches: SentenceBatches, steps: int, lr: float = 2e-4) -> None:

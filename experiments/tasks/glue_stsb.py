@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from experiments.correlations import spearman
 from experiments.datasets.folder import data_folder
@@ -102,10 +103,8 @@ def correlation(model: nn.Module, batches: PairBatches) -> float:
 
 
 def _padded(sentences: list[Sentence]) -> tuple[Tensor, Tensor]:
-    width = max(map(len, sentences))
-    ids = torch.tensor([tokens + [0] * (width - len(tokens)) for tokens in sentences])
-    lengths = torch.tensor([len(tokens) for tokens in sentences])
-    return ids, (torch.arange(width) < lengths[:, None]).long()
+    ids = pad_sequence([torch.tensor(tokens) for tokens in sentences], batch_first=True)  # 0 is [PAD]
+    return ids, pad_sequence([torch.ones(len(tokens), dtype=torch.int64) for tokens in sentences], batch_first=True)
 
 
 @cache

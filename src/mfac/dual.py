@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import groupby
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -69,11 +70,6 @@ class DualBlocks:
             self._multiply_rows(self._whitening)
             self._whitened = True
 
-    @property
-    def device(self) -> torch.device:
-        """Where vectors are expected."""
-        return self._pages.device
-
     def apply(self, x: Float[Tensor, "n *k"]) -> Float[Tensor, "n *k"]:
         """F⁻¹ x: loads a piece of whole blocks once, a slice of a block twice."""
         dtype = vector_dtype(self._dtype, x.dtype)
@@ -100,7 +96,9 @@ class DualBlocks:
     def diagonal(self) -> Float[Tensor, " n"]:
         """[F⁻¹]_ii; the second pass over G, made once and kept."""
         if self._diagonal is None:
-            self._diagonal = torch.empty(self.run.length * self.run.count, dtype=torch.float64, device=self.device)
+            self._diagonal = torch.empty(
+                self.run.length * self.run.count, dtype=torch.float64, device=self._pages.device
+            )
             for blocks, pieces in self._passes():
                 lower = self._L[blocks] if self._whitened else self._whitening(blocks)
                 for piece, G in pieces():
@@ -120,7 +118,7 @@ class DualBlocks:
 
     def logdet(self) -> Float[Tensor, ""]:
         """log det F⁻¹."""
-        length = int(self._sum(torch.tensor(float(self.run.length), dtype=torch.float64, device=self.device)))
+        length = int(self._sum(torch.tensor(float(self.run.length), dtype=torch.float64, device=self._pages.device)))
         return -woodbury.log_det_fisher(self._L, self._m * self._damping, self._damping, length).sum()
 
     def refactor(self, damping: float) -> None:
@@ -189,26 +187,30 @@ class DualBlocks:
             blocks, present = key // count, chosen >= 0
             G_Q = self._scaled(self._gather(blocks, chosen.clamp_min(0) % self.run.length)) * present[:, None]
             theta_Q = torch.where(present, theta[chosen.clamp_min(0)], 0.0)
-            S = self._L[blocks] @ self._L[blocks].transpose(1, 2)
-            out.index_add_(0, key % count, woodbury.group_costs(S, G_Q, theta_Q, self._damping))
+            distinct, which = blocks.unique(return_inverse=True)
+            S = self._L[distinct] @ self._L[distinct].transpose(1, 2)
+            out.index_add_(0, key % count, woodbury.group_costs(S[which], G_Q, theta_Q, self._damping))
         return out
 
     def _passes(self) -> Iterator[tuple[slice, Pass]]:
         """Some blocks at a time, with a function that goes over their columns: whole blocks, or one block in slices."""
         columns = self._pages.columns_at_once(self.run)
-        if 0 < self.run.length <= columns:
+        if self.run.length == 0:  # a rank without a column still takes part in the sums
+            yield slice(0, 1), partial(iter, [])
+        elif self.run.length <= columns:
             for piece, G in self._pages.stream(self.run.pieces(columns)):
                 yield piece.blocks, partial(iter, [(piece, G)])
-            return
-        for block in range(self.run.count):
-            pieces = [piece for piece in self.run.pieces(columns) if piece.first == block]
-            yield slice(block, block + 1), partial(self._pages.stream, pieces)
+        else:
+            for block, pieces in groupby(self.run.pieces(columns), lambda piece: piece.first):
+                yield slice(block, block + 1), partial(self._pages.stream, list(pieces))
 
     def _factor(self, damping: float, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, torch.dtype]:
         """L of every block, K if there is only one, and the dtype that products need."""
         shift, only = self._m * damping, self.run.count == 1
         # Column by column, as LAPACK writes and reads it: otherwise every block is transposed on its way in and out.
-        L = torch.empty(self.run.count, self._m, self._m, dtype=torch.float64, device=self.device).transpose(1, 2)
+        L = torch.empty(self.run.count, self._m, self._m, dtype=torch.float64, device=self._pages.device).transpose(
+            1, 2
+        )
         for blocks, pieces in self._passes():
             K, dtype = self._gram(blocks, pieces, shift, dtype)
             L[blocks] = woodbury.factor(K, shift, overwrite=not only)
@@ -224,8 +226,8 @@ class DualBlocks:
         """
         asked, part = dtype, shift
         if self._reduce is not None:  # the errors of all ranks add up, so each is allowed its part
-            part = shift / float(self._reduce(torch.ones((), device=self.device)))
-        K = torch.zeros(blocks.stop - blocks.start, self._m, self._m, dtype=torch.float64, device=self.device)
+            part = shift / float(self._reduce(torch.ones((), device=self._pages.device)))
+        K = torch.zeros(blocks.stop - blocks.start, self._m, self._m, dtype=torch.float64, device=self._pages.device)
         for piece, G in pieces():
             G = G if removed is None else _kept(G, piece.split(removed[self._local(piece)]))
             total = self._scaled_gram(products.gram(G, dtype)) + K

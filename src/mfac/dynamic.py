@@ -9,9 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from mfac.columns import Ranks, ranks_of
 from mfac.dual import DualBlocks
-from mfac.inverse_fisher import InverseFisher
+from mfac.inverse_fisher import InverseFisher, Ranks, ranks_of
 from mfac.pages import Run
 from mfac.precision import Precision, check_precision, is_sensitive, needs_float64, product_dtype, step_dtype
 from mfac.sliding import SlidingInverse

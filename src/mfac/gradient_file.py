@@ -53,8 +53,10 @@ class GradientFile:
             dtype: of the stored numbers: float32, float64, bfloat16 or float16.
             fingerprint: any text, to be read back.
         """
-        name = {value: name for name, value in DTYPES.items()}[check_file_dtype(dtype)]
-        fields = {"num_grads": num_grads, "dim": dim, "dtype": name, "fingerprint": fingerprint}
+        names = {value: name for name, value in DTYPES.items()}
+        if dtype not in names:
+            raise ValueError(f"a gradient file stores {', '.join(DTYPES)}, not {dtype!r}; choose one of these dtypes")
+        fields = {"num_grads": num_grads, "dim": dim, "dtype": names[dtype], "fingerprint": fingerprint}
         header = MAGIC + json.dumps(fields).encode()
         if len(header) > HEADER_BYTES:
             raise ValueError(
@@ -129,15 +131,6 @@ class GradientFile:
 
     def __repr__(self) -> str:
         return f"GradientFile({str(self.path)!r}, rows={self.rows} of {self.num_grads}, dim={self.dim}, {self.dtype})"
-
-
-def check_file_dtype(dtype: object) -> torch.dtype:
-    """The dtype, if a gradient file can store it; otherwise ValueError."""
-    if not isinstance(dtype, torch.dtype) or dtype not in DTYPES.values():
-        raise ValueError(
-            f"a gradient file stores float32, float64, bfloat16 or float16, not {dtype!r}; choose one of these dtypes"
-        )
-    return dtype
 
 
 def _as_bytes(tensor: Tensor) -> Any:

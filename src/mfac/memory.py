@@ -6,7 +6,7 @@ import torch
 
 
 def available_memory(device: torch.device | str | None = None) -> int | None:
-    """Bytes that could be allocated on `device` now; None where there is no way to know."""
+    """Bytes that could be allocated on `device` now; None if that is unknown."""
     device = torch.device("cpu" if device is None else device)
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
@@ -17,7 +17,7 @@ def available_memory(device: torch.device | str | None = None) -> int | None:
 
 
 def gib(num_bytes: int) -> str:
-    """A size for people: GiB from a tenth of one on, MiB below."""
+    """A readable size: in GiB from a tenth of one on, in MiB below."""
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 / 10 else f"{num_bytes / 2**20:.1f} MiB"
 
 
@@ -31,7 +31,7 @@ def _meminfo_available() -> int | None:
 
 
 def _cgroup_available() -> int | None:
-    """What a container may still take; the page cache that it holds can be reclaimed, so it counts as free."""
+    """Bytes left to a container; its page cache can be reclaimed and counts as free."""
     root = Path("/sys/fs/cgroup")
     try:
         limit = (root / "memory.max").read_text().strip()

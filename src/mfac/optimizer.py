@@ -82,7 +82,8 @@ class WindowOptimizer(Windowed, Optimizer):
         """Figures of the last step and the window, computed when called, in O(m³).
 
         `gradient_norm` (with weight decay), `step_norm` (of F⁻¹g), `cosine` between the two, `effective_rank` of the
-        window, `num_seen` gradients in it, `damping`, `skipped` gradients, `seconds` spent in `step` so far.
+        window, `num_seen` gradients in it, `damping`, `skipped` gradients, `compiled` (1.0 if compiled code makes
+        the products with the window), `seconds` spent in `step` so far.
         """
         return {**self._window.diagnostics(), "seconds": self.seconds}
 

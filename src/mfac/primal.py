@@ -52,11 +52,6 @@ class PrimalBlocks:
             L[piece.blocks] = woodbury.factor(fisher, damping, overwrite=True)
         return cls(run, L, damping)
 
-    @property
-    def device(self) -> torch.device:
-        """Where vectors are expected."""
-        return self._L.device
-
     def apply(self, x: Float[Tensor, "n *k"]) -> Float[Tensor, "n *k"]:
         """F⁻¹ x."""
         return woodbury.solve(self._L, self._split(x.double())).flatten(0, 1).to(x.dtype)
@@ -78,7 +73,9 @@ class PrimalBlocks:
         """[F⁻¹]_ij of entries counted from the run's start; zero between blocks."""
 
         def whitened(blocks: Int[Tensor, " k"], places: Int[Tensor, "k q"]) -> Float[Tensor, "k b q"]:
-            units = torch.zeros(len(blocks), self.run.length, places.shape[1], dtype=torch.float64, device=self.device)
+            units = torch.zeros(
+                len(blocks), self.run.length, places.shape[1], dtype=torch.float64, device=places.device
+            )
             return woodbury.half_solve(self._L[blocks], units.scatter_(1, places[:, None], 1.0))
 
         return products.pair_products(rows, columns, self.run.length, self._step, whitened)

@@ -1,7 +1,7 @@
 """The paper's algorithms, literally (Frantar, Kurtic, Alistarh: M-FAC, NeurIPS 2021), for tests and benchmarks only.
 
-Loops as the paper has them, indices shifted to start at 0, its misprints corrected (docs/algorithm.md lists them). The
-arithmetic is in the dtype of the arguments; `damping` is λ.
+Loops as in the paper, with indices from 0 and its misprints corrected (docs/algorithm.md lists them). The arithmetic is
+in the dtype of the arguments; `damping` is λ.
 """
 
 import torch
@@ -82,7 +82,7 @@ def static_element(V: Float[Tensor, "m d"], q: Float[Tensor, " m"], i: int, j: i
 
 
 def woodbury_recursion(G: Float[Tensor, "*blocks m d"], damping: float) -> Float[Tensor, "*blocks d d"]:
-    """The dense F⁻¹ by m rank-one steps of Sherman and Morrison, in O(d²m): what WoodFisher does with each block."""
+    """The dense F⁻¹ by m rank-one Sherman-Morrison steps, in O(d²m), as WoodFisher inverts each block."""
     m, d = G.shape[-2:]
     inverse = torch.eye(d, dtype=G.dtype, device=G.device).expand(*G.shape[:-2], d, d) / damping
     for i in range(m):

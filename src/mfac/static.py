@@ -10,11 +10,10 @@ import torch.distributed as dist
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mfac.columns import ranks_of
 from mfac.dual import DualBlocks
 from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
-from mfac.inverse_fisher import InverseFisher, check_damping
+from mfac.inverse_fisher import InverseFisher, check_damping, ranks_of
 from mfac.memory import available_memory, gib
 from mfac.pages import Pages, Reduce, Run, block_runs
 from mfac.precision import Precision, answer_dtype, check_precision

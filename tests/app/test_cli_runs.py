@@ -20,6 +20,7 @@ SLOW = TASK.replace("return F.cross_entropy", "__import__('time').sleep(0.03); r
 def _folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("mfac.app.cli.commands.write_page", lambda runs, path: path.write_text("<html>"))  # it is slow
 
 
 def test_pruning_ends_with_a_table_files_and_a_report(tmp_path):

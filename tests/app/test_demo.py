@@ -19,7 +19,6 @@ def short(monkeypatch):
 
 def test_the_demo_ends_with_tables_a_picture_and_a_report(short, tmp_path):
     folder = tmp_path / "demo"
-    demo.run(folder)  # a second time it starts over
     result = CliRunner().invoke(app, ["demo", "--out", str(folder)])
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()

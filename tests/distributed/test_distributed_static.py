@@ -11,19 +11,8 @@ from cases import duplicates, mixed, repeating, spans
 import mfac
 from mfac.distributed.shares import column_shares
 
-SIZES = (2, 3, 4)
 M, D, TENSORS = 6, 50, (33, 17)
 DAMPING = 1e-3
-
-
-def rows_of(kind, m=M):
-    return {
-        "float64": lambda: mixed(m, D, dtype=torch.float64),
-        "float32": lambda: mixed(m, D),
-        "huge": lambda: mixed(m, D, 1e2),
-        "bfloat16": lambda: mixed(m, D, dtype=torch.bfloat16),
-        "repeating": lambda: repeating(m, D, dtype=torch.float64),
-    }[kind]()
 
 
 def vectors():
@@ -77,34 +66,36 @@ def check(results, rows, block_size, weights=None):
             assert torch.equal(piece[4], pieces[0][4])
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("block_size", [None, 4, 15, 20])
+@pytest.mark.parametrize(("size", "block_size"), [(2, None), (3, None), (4, None), (2, 4), (3, 15), (4, 20)])
 def test_the_matrix_of_one_process(rank_pool, size, block_size):
-    rows = rows_of("float64")
+    rows = mixed(M, D, dtype=torch.float64)
     check(rank_pool.run(size, shared, rows, block_size, {}), rows, block_size)
 
 
 @pytest.mark.parametrize("options", [{"overwrite": True}, {"page_size": 5}], ids=str)
 @pytest.mark.parametrize("block_size", [None, 15])
 def test_overwritten_and_paged(rank_pool, options, block_size):
-    rows = rows_of("float64")
+    rows = mixed(M, D, dtype=torch.float64)
     check(rank_pool.run(3, shared, rows, block_size, options), rows, block_size)
 
 
-@pytest.mark.parametrize("kind", ["float32", "huge", "bfloat16", "repeating"])
-def test_other_rows(rank_pool, kind):
-    rows = rows_of(kind)
+@pytest.mark.parametrize(
+    "rows",
+    [mixed(M, D), mixed(M, D, 1e2), mixed(M, D, dtype=torch.bfloat16), repeating(M, D, dtype=torch.float64)],
+    ids=["float32", "huge", "bfloat16", "repeating"],
+)
+def test_other_rows(rank_pool, rows):
     check(rank_pool.run(2, shared, rows, None, {}), rows, None)
 
 
 def test_more_rows_than_weights_and_weights_of_rows(rank_pool):
-    rows, weights = rows_of("float64", 70), torch.linspace(0, 0.1, 70, dtype=torch.float64)
+    rows, weights = mixed(70, D, dtype=torch.float64), torch.linspace(0, 0.1, 70, dtype=torch.float64)
     check(rank_pool.run(2, shared, rows, None, {"row_weights": weights}), rows, None, weights)
 
 
 def test_ranks_without_a_block(rank_pool):
     """One tensor is one block, and two ranks of four have nothing."""
-    rows = rows_of("float64")
+    rows = mixed(M, D, dtype=torch.float64)
     results = rank_pool.run(4, shared, rows, 40, {})
     assert sorted(len(share) for share, _ in results) == [0, 0, 17, 33]
     check(results, rows, 40)
@@ -117,7 +108,7 @@ def narrow(group, rows):
 
 
 def test_fewer_weights_than_ranks_of_the_full_matrix(rank_pool):
-    rows = rows_of("float64")[:, :2]
+    rows = mixed(M, D, dtype=torch.float64)[:, :2]
     results = rank_pool.run(4, narrow, rows)
     inverse, logdet = oracle.inverse(oracle.fisher(rows, DAMPING))
     assert oracle.error(torch.cat([product for product, _, _ in results]), inverse.sum(1)) < 1e-10
@@ -128,49 +119,37 @@ def test_fewer_weights_than_ranks_of_the_full_matrix(rank_pool):
 def refused(group, change):
     """The kinds and messages of the error of this rank, with one argument of the last rank changed."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    rows = rows_of("float64")[:, column_shares([D], size)[rank].columns].clone()
+    rows = mixed(M, D, dtype=torch.float64)[:, column_shares([D], size)[rank].columns].clone()
     options = {"damping": DAMPING, "process_group": group}
     if rank == size - 1:
-        rows, options = change(rows, options)
+        rows, options = (rows, options | change) if isinstance(change, dict) else (change(rows), options)
     with pytest.raises((ValueError, RuntimeError)) as caught:
         mfac.StaticInverseFisher(rows, **options)
     return type(caught.value).__name__, str(caught.value)
 
 
-def another_damping(rows, options):
-    return rows, options | {"damping": 0.5}
+def fewer_rows(rows):
+    return rows[:-1]
 
 
-def fewer_rows(rows, options):
-    return rows[:-1], options
-
-
-def overwritten(rows, options):
-    return rows, options | {"overwrite": True}
-
-
-def not_a_number(rows, options):
+def not_a_number(rows):
     rows[2, 1] = torch.nan
-    return rows, options
+    return rows
 
 
-def wrong_page(rows, options):
-    return rows, options | {"page_size": 0}
-
-
-def tiny_damping(rows, options):
-    return 1e9 * rows[:1].repeat(M, 1), options
+def too_large(rows):
+    return 1e9 * rows[:1].repeat(M, 1)
 
 
 @pytest.mark.parametrize(
     ("change", "kind", "message"),
     [
-        (another_damping, "ValueError", "damping must be the same on every rank: rank 2 has 0.5"),
+        ({"damping": 0.5}, "ValueError", "damping must be the same on every rank: rank 2 has 0.5"),
         (fewer_rows, "ValueError", "num_grads must be the same on every rank: rank 2 has 5"),
-        (overwritten, "ValueError", "overwrite must be the same on every rank: rank 2 has True"),
+        ({"overwrite": True}, "ValueError", "overwrite must be the same on every rank: rank 2 has True"),
         (not_a_number, "ValueError", "not finite .* in 1 of 6 rows, the first in row 2"),
-        (wrong_page, "ValueError", "page_size must be a positive number of columns, not 0"),
-        (tiny_damping, "(LinAlgError|_LinAlgError)", "not positive definite in float64"),
+        ({"page_size": 0}, "ValueError", "page_size must be a positive number of columns, not 0"),
+        (too_large, "(LinAlgError|_LinAlgError)", "not positive definite in float64"),
     ],
 )
 def test_what_one_rank_cannot_do_no_rank_does(rank_pool, change, kind, message):
@@ -200,7 +179,7 @@ def sent(group, block_size):
     sizes = None if block_size is None else share.sizes
     counted = dist.all_reduce = Counted()
     try:
-        rows = rows_of("float32")[:, share.columns]
+        rows = mixed(M, D)[:, share.columns]
         op = mfac.StaticInverseFisher(rows, DAMPING, block_size=block_size, sizes=sizes, process_group=group)
         built = counted.since()
         x = torch.ones(len(share), 5)
@@ -221,7 +200,7 @@ def test_how_many_numbers_are_summed(rank_pool):
 
 
 def dense(group):
-    op = mfac.StaticInverseFisher(rows_of("float64"), DAMPING, process_group=group)
+    op = mfac.StaticInverseFisher(mixed(M, D, dtype=torch.float64), DAMPING, process_group=group)
     with pytest.raises(ValueError, match="no rank can have the dense matrix; use op @ x"):
         op.to_dense()
     with pytest.raises(ValueError, match=r"damping must be the same on every rank: rank 1 has 2\.0, rank 0 1\.0"):

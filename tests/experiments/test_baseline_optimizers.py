@@ -12,8 +12,6 @@ from experiments.baselines.kfac import (
     KFAC,
     cholesky_factors,
     damped_factors,
-    input_factor,
-    output_factor,
     solve_factors,
 )
 from experiments.contenders import plain_contenders, resnet_contenders
@@ -52,30 +50,6 @@ def test_ggt_averages_gradients_and_forgets_the_oldest():
         w.grad = gradient
         optimizer.step()
         torch.testing.assert_close(w.detach(), expected, rtol=1e-8, atol=1e-8)
-
-
-def test_kfac_factors_of_a_convolution_sum_over_positions():
-    layer = nn.Conv2d(2, 3, 3, stride=2, padding=1, bias=False).double()
-    x, gradient = torch.randn(4, 2, 5, 5).double(), torch.randn(4, 3, 3, 3).double()
-    padded = F.pad(x, (1,) * 4)
-    A, S = torch.zeros(18, 18).double(), torch.zeros(3, 3).double()
-    for n in range(4):
-        for i in range(3):
-            for j in range(3):
-                patch = padded[n, :, 2 * i : 2 * i + 3, 2 * j : 2 * j + 3].flatten()
-                A += torch.outer(patch, patch) / 4
-                S += torch.outer(gradient[n, :, i, j], gradient[n, :, i, j]) * 16 / (4 * 9)
-    torch.testing.assert_close(input_factor(layer, x), A)
-    torch.testing.assert_close(output_factor(layer, gradient), S)
-
-
-@pytest.mark.parametrize("balance", [True, False])
-def test_kfac_damps_both_factors(balance):
-    S, A = (B @ B.T for B in torch.randn(2, 4, 4).double())
-    pi = (A.trace() / S.trace()).sqrt() if balance else 1.0
-    damped = damped_factors(S, A, 0.09, balance)
-    torch.testing.assert_close(damped[0], S + 0.3 / pi * torch.eye(4))
-    torch.testing.assert_close(damped[1], A + 0.3 * pi * torch.eye(4))
 
 
 def test_a_kfac_step_is_the_inverse_of_the_dense_kronecker_block():

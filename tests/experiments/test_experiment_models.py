@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from experiments.image_task import load_weights
-from experiments.models.bert import bert_classifier, bert_config
 from experiments.models.mlp import LENET, mlp
 from experiments.models.mobilenet import MobileNetV1
 from experiments.models.normalizer_free import ScaledConv2d, nf_resnet, nf_resnet50
@@ -50,13 +49,6 @@ def test_table_2_prunes_all_weights_of_two_and_more_dimensions():
     assert {make.__name__: count(make, dims=2) for make in (MobileNetV1, ResNet50)} == WEIGHTS
 
 
-@pytest.mark.parametrize(("name", "weights"), [("tiny", 4_385_920), ("mini", 11_170_560)])
-def test_berts_have_the_published_number_of_weights(name, weights):
-    """Turc et al. (2019): 4.4 and 11.2 million; exactly, those of the encoders with their poolers on Hugging Face."""
-    transformers = pytest.importorskip("transformers")
-    assert count(lambda: transformers.BertModel(bert_config(name))) == weights
-
-
 @pytest.mark.parametrize(
     "make", [lambda: WideResNet(10, 1), lambda: MobileNetV1(10, small_images=True, width=0.25), lambda: nf_resnet(8)]
 )
@@ -67,12 +59,6 @@ def test_networks_for_small_images_train(make):
     loss.backward()
     assert model(images).shape == (8, 10)
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
-
-
-def test_large_networks_give_a_score_for_each_class():
-    for make in (MobileNetV1, ResNet50, nf_resnet50):
-        with torch.device("meta"):
-            assert make()(torch.randn(2, 3, 224, 224)).shape == (2, 1000)
 
 
 def test_scaled_convolutions_have_standardised_weights():
@@ -92,12 +78,6 @@ def test_impossible_networks_are_refused():
             make(21)
 
 
-def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
-    pytest.importorskip("transformers")
-    with pytest.raises(FileNotFoundError, match="bert_uncased_L-2_H-128_A-2"):
-        bert_classifier("tiny", 2, tmp_path)
-
-
 def test_checkpoints_say_which_model_they_are_of(tmp_path):
     model = MobileNetV1()
     torch.save({"model": "mobilenet", "state_dict": model.state_dict()}, tmp_path / "good.pt")
@@ -107,6 +87,3 @@ def test_checkpoints_say_which_model_they_are_of(tmp_path):
     torch.save({"model": "alexnet", "state_dict": {}}, tmp_path / "other.pt")
     with pytest.raises(ValueError, match="one of mobilenet, resnet50, nf_resnet50"):
         load_weights(tmp_path / "other.pt")
-    torch.save({"module.fc.weight": torch.zeros(2)}, tmp_path / "short.pt")
-    with pytest.raises(ValueError, match="is not of MobileNetV1"):
-        load_weights(tmp_path / "short.pt", "mobilenet")

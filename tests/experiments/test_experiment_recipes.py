@@ -16,7 +16,7 @@ from experiments.ledger import Ledger
 from experiments.models.mobilenet import MobileNetV1
 from experiments.recipe import Recipe, Request, Results
 from experiments.recipes import RECIPES, bert, normalizer_free, table1, table2, table3, table4_right
-from experiments.step_times import overheads, take_turns
+from experiments.step_times import overheads
 from experiments.training import Training, cosine, drops, last_loss
 
 
@@ -192,13 +192,6 @@ def test_overheads_are_ratios_of_the_best_and_of_the_medians():
     assert table4_right.continue_line({1024: 1.3}, 1024) == 1.3
 
 
-def test_steps_take_turns_and_the_first_does_not_count():
-    order = []
-    times = take_turns({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 2)
-    assert order == ["a", "b"] * 3
-    assert {name: len(values) for name, values in times.items()} == {"a": 2, "b": 2}
-
-
 def test_the_table_of_bert_has_means_and_deviations():
     cells = {
         f"run, MiniLM-L3, mrpc, Adam, seed {seed}": {"finished": True, "tests": [{"step": 4, "accuracy": value}]}
@@ -237,14 +230,6 @@ def test_all_recipes_run_one_after_the_other(tmp_path, monkeypatch, capsys):
     assert "2 of 2: bad failed: RuntimeError: no data" in out
 
 
-def test_the_command_line_lists_what_there_is(capsys):
-    command.main(["list"])
-    out = capsys.readouterr().out
-    assert all(f"{name} " in out for name in RECIPES)
-    with pytest.raises(SystemExit):
-        command.main(["run", "table9"])
-
-
 def test_rows_are_done_by_one_process_each(tmp_path):
     one, other = (Request("smoke", tmp_path, only="row", shared=tmp_path) for _ in range(2))
     assert one.wants("row 1")
@@ -253,16 +238,6 @@ def test_rows_are_done_by_one_process_each(tmp_path):
     assert other.wants("row 2")
     assert not other.wants("something else")
     assert Request("smoke", tmp_path).wants("row 1")
-
-
-@needs_data
-def test_processes_share_a_recipe(tmp_path, capfd):
-    command.main(["run", "cosine_similarity", "--size", "smoke", "--folder", str(tmp_path), "--jobs", "2"])
-    begun = [line for line in capfd.readouterr().out.splitlines() if line.endswith(" ...")]
-    assert len(begun) == len(set(begun)) > 0
-    cells = json.loads((tmp_path / "cosine_similarity_smoke.json").read_text())["cells"]
-    assert {f"{key} ..." for key in (*cells, "cosine_similarity")} == set(begun)  # the last notes that it is finished
-    assert "cosine_similarity" in json.loads((tmp_path / "runs_smoke.json").read_text())["cells"]
 
 
 def test_how_far_kept_weights_have_moved():

@@ -12,7 +12,6 @@ from experiments.datasets.folder import MissingData, data_folder
 from experiments.datasets.image_folder import FolderBatches, ImageFolder, centre_crop, random_crop
 from experiments.datasets.images import HALVES, crop_and_flip, load_cifar10, load_cifar100, load_mnist, read_idx
 from experiments.datasets.sentences import load_glue
-from experiments.models.resnet import mfac_resnet20
 from experiments.recipe import Request
 
 Image = pytest.importorskip("PIL.Image")
@@ -130,8 +129,6 @@ def test_other_files_than_glue_are_refused(folder, text, message):
     (folder / "glue" / "RTE" / "dev.tsv").write_text(text)
     with pytest.raises(ValueError, match=message):
         load_glue("rte", "dev")
-    with pytest.raises(ValueError, match="task must be one of mrpc, stsb, rte, sst2, not 'cola'"):
-        load_glue("cola", "dev")
     with pytest.raises(ValueError, match="test labels are not public"):
         load_glue("rte", "test")
 
@@ -227,8 +224,3 @@ def test_bad_folders_are_refused(tmp_path):
         ImageFolder(tmp_path)
     with pytest.raises(ValueError, match="--images FOLDER"):
         Request("full").image_folder("train")
-
-
-@needs_data
-def test_the_checkpoint_is_as_accurate_as_published():
-    assert data.make_test(HALVES, 1000)(mfac_resnet20())["accuracy"] > 90

@@ -43,15 +43,6 @@ def test_steps_beside_an_uncompressed_run(task):
     assert max(found["top-k 1 %"]["cosines"]) < 0.9
 
 
-def test_the_followed_run_is_that_of_the_optimizer(task, monkeypatch):
-    made = []
-    kept = Task(lambda seed: made.append(task.model(seed)) or made[-1], *list(vars(task).values())[1:])
-    windows.follow("cifar10", kept, 6, 1)
-    windows.train(kept, lambda params: windows.optimizer_of("cifar10", params, torch.float32), 6, 1, tests=False)
-    for followed, trained in zip(*(model.parameters() for model in made), strict=True):
-        torch.testing.assert_close(followed, trained, rtol=1e-4, atol=1e-6)
-
-
 def test_runs_are_saved_and_told(capsys, tmp_path):
     windows.measure("cifar10", [1, 2])
     cells = json.loads((tmp_path / "windows_cifar10.json").read_text())["cells"]
@@ -86,22 +77,5 @@ def test_sentences(measure, name, storages, tmp_path, monkeypatch):
     assert set(cells) == {f"run, {key}, seed 1" for key in storages}
     for cell in cells.values():
         assert (len(cell["losses"]), cell["window"], cell["finished"]) == (2, 2, True)
-        assert 0 <= windows.accuracy_of(cell) <= 100
+        assert 0 <= windows.accuracies(cell)[1][-1] <= 100
         assert cell["peak_gib"] > 0.1
-
-
-@needs_data
-@pytest.mark.usefixtures("development_sentences")
-def test_rivals_are_told_beside_the_storages(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(
-        windows.BERTS, "bert_short", replace(windows.SST2, steps=1, window=2, dev=4, train=16, longest=24)
-    )
-    monkeypatch.setitem(windows.RIVALS, "bert_short", {"Adam": (1e-3,), "SGD": (0.1,), "M-FAC": (0.03,)})
-    windows.measure_rivals("bert_short")
-    cells = json.loads((tmp_path / "windows_bert_short.json").read_text())["cells"]
-    assert {key: cell["lr"] for key, cell in cells.items()} == {
-        "rival, Adam, lr 0.001": 1e-3, "rival, SGD, lr 0.1": 0.1, "rival, M-FAC, lr 0.03": 0.03,
-    }  # fmt: skip
-    windows.table()
-    told = capsys.readouterr().out
-    assert all(f"bert_short, {key}: " in told for key in cells)

@@ -1,5 +1,7 @@
 """One suite that every operator passes: exact against dense matrices in longdouble, whatever the rows."""
 
+import itertools
+
 import numpy as np
 import oracle
 import pytest
@@ -9,6 +11,14 @@ from cases import DAMPINGS, OPERATORS, ROWS, mixed
 import mfac
 
 operators = pytest.mark.parametrize("build", OPERATORS.values(), ids=OPERATORS.keys())
+# All rows and dampings for operators that differ in their algebra, some for those that differ in how they read.
+REPRESENTATIVE = ("full", "overwritten", "blocks in the primal", "blocks in the dual", "weighted", "dynamic")
+SOME_ROWS = ("ordinary", "more rows than weights", "one of each", "huge and repeating", "scales mixed", "bfloat16")
+GRID = [
+    pytest.param(OPERATORS[name], ROWS[kind], damping, id=f"{name}-{kind}-{damping}")
+    for name, kind, damping in itertools.product(OPERATORS, ROWS, DAMPINGS)
+    if name in REPRESENTATIVE or (kind in SOME_ROWS and damping == 1e-5)
+]
 
 
 @pytest.fixture(params=OPERATORS.values(), ids=OPERATORS.keys())
@@ -25,9 +35,7 @@ def bound(built):
     return oracle.tolerance(built.rows * weight**0.5, built.op.damping, built.op.dtype)
 
 
-@operators
-@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS.keys())
-@pytest.mark.parametrize("damping", DAMPINGS)
+@pytest.mark.parametrize(("build", "rows", "damping"), GRID)
 def test_equals_dense(build, rows, damping, tmp_path):
     before = rows.clone()
     built = build(rows, damping, tmp_path)
@@ -61,11 +69,7 @@ def test_symmetric_and_positive(built):
     x, y = torch.randn(2, 40)
     assert torch.allclose(x @ (built.op @ y), y @ (built.op @ x), rtol=1e-4, atol=1e-3)
     assert torch.linalg.eigvalsh(built.op.to_dense().double()).min() > 0
-
-
-def test_to_dense_is_the_inverse(built):
-    dense, _ = truth(built)
-    assert oracle.error(built.op.to_dense(), dense) < 1e-5
+    assert oracle.error(built.op.to_dense(), truth(built)[0]) < 1e-5
 
 
 def test_elements_take_every_form_of_index(built):
@@ -138,13 +142,6 @@ def test_one_block_is_the_full_matrix_and_one_page_is_many():
     expected = mfac.StaticInverseFisher(rows, 1e-2) @ x
     for options in ({"block_size": 40}, {"block_size": 99}, {"page_size": 1}, {"page_size": 13}, {"page_size": 99}):
         assert torch.allclose(mfac.StaticInverseFisher(rows, 1e-2, **options) @ x, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_row_weights_of_one_over_m_are_the_default():
-    rows, x = mixed(12, 40), torch.randn(40)
-    weights = torch.full((12,), 1 / 12)
-    expected = mfac.StaticInverseFisher(rows, 1e-2) @ x
-    assert torch.allclose(mfac.StaticInverseFisher(rows, 1e-2, row_weights=weights) @ x, expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("block_size", [7, 15])

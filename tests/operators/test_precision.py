@@ -26,8 +26,8 @@ def filled(rows, damping=DAMPING):
     return op
 
 
-@pytest.mark.parametrize("norm", [0.01, 0.3, 1, 10, 100])
-@pytest.mark.parametrize("noise", [0.01, 0.1, 0.3, None], ids=lambda noise: f"noise {noise}")
+@pytest.mark.parametrize("norm", [0.01, 1, 100])
+@pytest.mark.parametrize("noise", [0.01, 0.1, None], ids=lambda noise: f"noise {noise}")
 def test_float32_keeps_four_digits(norm, noise):
     rows = mixed(M, D, norm) if noise is None else repeating(M, D, norm, noise)
     static, dynamic = mfac.StaticInverseFisher(rows, DAMPING), filled(rows)
@@ -48,24 +48,6 @@ def test_the_papers_formula_loses_all_digits_where_this_keeps_four():
     assert oracle.error(filled(rows).update_and_apply(rows[0]), exact) < 1e-4
 
 
-def test_the_step_is_exact_for_the_row_as_stored():
-    rows = mixed(16, 200).bfloat16().float()
-    op = mfac.DynamicInverseFisher(16, 200, 1e-3, window=torch.bfloat16)
-    for row in rows:
-        op.update(row)
-    g = torch.randn(200)
-    stored = torch.cat((g.bfloat16().float()[None], rows[1:]))
-    assert oracle.error(op.update_and_apply(g), truth(stored, stored[0], 1e-3)) < 1e-5
-
-
-def test_float32_is_kept_for_rows_of_any_scale_but_not_for_rows_that_repeat():
-    for rows, sensitive in ((mixed(M, D, 100), False), (repeating(M, D, 100), True)):
-        op = filled(rows)
-        op.update_and_apply(rows[0])
-        assert op._sensitive == sensitive
-        assert bool(op._rough) != sensitive  # what was made in float32 is made anew
-
-
 def test_a_small_gradient_along_a_large_row_is_noticed():
     """Not collinear by the damping's measure, but the two terms of its step cancel."""
     rows = torch.tensor([[100.0], [0.3]])
@@ -74,13 +56,11 @@ def test_a_small_gradient_along_a_large_row_is_noticed():
     assert oracle.error(op.update_and_apply(rows[1]), truth(rows, rows[1], 1.0)) < 1e-5
 
 
-def test_goes_back_to_float32_when_the_rows_spread_again():
+def test_four_digits_also_when_repeating_rows_spread_again():
     op = filled(repeating(M, D, 1))
     op.update_and_apply(repeating(M, D, 1)[0])
-    assert op._sensitive
     for row in mixed(2 * M, D, 1, seed=5):
         op.update_and_apply(row)
-    assert not op._sensitive
     rows = mixed(2 * M, D, 1, seed=5)[M:]
     x = rows.T @ torch.randn(M)
     assert oracle.error(op @ x, truth(rows, x)) < 1e-4

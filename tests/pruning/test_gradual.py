@@ -107,18 +107,6 @@ def test_masks_to_begin_with_stay_and_count():
     assert zeros(case.model) == 28
 
 
-def test_a_schedule_below_the_present_sparsity():
-    case = mlp(24)
-    mask = torch.zeros(7, 5, dtype=torch.bool)
-    mask[0] = True
-    pruner = GradualPruner(case.model, case.loss_fn, batches(case), [0.2, 0.9], masks={"0.weight": mask}, **SMALL)
-    before = weights_of(case.model)
-    with pytest.raises(ValueError, match="below the present one"):
-        pruner.step()
-    assert same(weights_of(case.model), before)
-    assert pruner.steps_done == 0
-
-
 def test_a_step_that_fails_midway_leaves_what_is_complete_and_can_be_called_again():
     case = mlp(24)
     optimizer = torch.optim.SGD(case.model.parameters(), lr=0.1, momentum=0.9)

@@ -230,13 +230,6 @@ def test_seeds_decide_what_a_shuffling_loader_gives():
     assert torch.equal(*results)
 
 
-def test_peeking_takes_nothing_away():
-    stream = BatchStream([1, 2, 3])
-    assert stream.peek(2) == [1, 2]
-    assert [next(stream) for _ in range(4)] == [1, 2, 3, 1]
-    assert BatchStream(iter([1])).peek(3) == [1]
-
-
 def test_batch_norm_is_re_estimated_on_request_only():
     torch.manual_seed(0)
     case = cnn()

@@ -139,26 +139,6 @@ def test_whatever_happens_the_model_holds_the_last_complete_step(call, error):
     assert all(parameter.grad is None for parameter in case.model.parameters())
 
 
-def test_an_interrupt_while_weights_are_written(monkeypatch):
-    complete = snapshots(mlp())
-    case = mlp()
-    from mfac.pruning.weights import MaskedWeights
-
-    write, calls = MaskedWeights.write, []
-
-    def half_way(self, layout, theta, removed):
-        calls.append(1)
-        if len(calls) == 2:
-            self.targets["0.weight"].zero_()
-            raise KeyboardInterrupt
-        write(self, layout, theta, removed)
-
-    monkeypatch.setattr(MaskedWeights, "write", half_way)
-    with pytest.raises(KeyboardInterrupt):
-        quick(case, 0.5, loss_batches=1)
-    assert unchanged(case.model, complete[1])
-
-
 def test_a_step_that_breaks_the_model_is_undone():
     case = mlp()
     before = state(case.model)

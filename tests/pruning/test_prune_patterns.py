@@ -120,23 +120,6 @@ def test_the_order_inside_groups_is_not_that_of_single_scores():
     assert costs[0].argsort().tolist()[1] == 2
 
 
-def test_absent_weights_never_go_and_spoil_nothing():
-    absent = torch.tensor([[False, True, False, True]])
-    inverse = torch.eye(4).double()[None] * torch.where(absent, 1.0, 2.0)[..., None].double()
-    costs = greedy_costs(inverse, torch.tensor([[3.0, 0.0, 1.0, 0.0]]).double(), absent=absent)
-    assert costs.tolist() == [[9 / 4, torch.inf, 1 / 4, torch.inf]]
-
-
-def test_positions_in_groups_are_those_of_the_weights():
-    kernel = torch.randn(2, 4, 3, 3)
-    mask = torch.rand(2, 4, 3, 3) > 0.3
-    pattern = NOfM(2, 4)
-    positions = pattern.positions(mask, 7)
-    row = torch.cat((torch.zeros(7), kernel[mask]))
-    values = torch.where(positions < 0, 0.0, row[positions.clamp_min(0)])
-    assert torch.equal(pattern.ungrouped(values, mask.shape), kernel * mask)
-
-
 @pytest.mark.parametrize("pattern", ["row", "channel"])
 @pytest.mark.parametrize("method", ["mfac", "magnitude"])
 @pytest.mark.parametrize("block_size", [None, 16])

@@ -1,8 +1,7 @@
 """Gradual pruning inside other people's trainers: on time, zeros kept, and the same after a resumed run."""
 
 import importlib
-import os
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -43,7 +42,6 @@ def test_the_pace():
     ("options", "message"),
     [
         ({"every": 0}, "every must be an int of at least 1"),
-        ({"every": 2.5}, "every must be an int"),
         ({"every": 1, "start": -1}, "start must be an int of at least 0"),
     ],
 )
@@ -71,26 +69,19 @@ def hugging_face(folder, steps=9, sizes=4, **options):
     return Trainer(case.model, arguments, train_dataset=rows, callbacks=[callback]), callback
 
 
-def test_hugging_face_prunes_on_time_and_keeps_the_zeros(tmp_path):
-    trainer, callback = hugging_face(tmp_path)
-    trainer.train()
-    masks = callback.pruner.masks
-    assert callback.pruner.steps_done == 3
-    assert "bert.embeddings.word_embeddings.weight" not in masks
-    total = sum(mask.numel() for mask in masks.values())
-    assert zeros(trainer.model, masks) == round(0.8 * total)
-    saved = torch.load(tmp_path / "checkpoint-4" / STATE_FILE, weights_only=True)
-    assert saved["steps_done"] == 2
-
-
-def test_hugging_face_resumed_is_the_same_as_undisturbed(tmp_path):
-    whole, whole_callback = hugging_face(tmp_path / "whole")
+def test_hugging_face_prunes_on_time_keeps_the_zeros_and_resumes_bit_for_bit(tmp_path):
+    whole, whole_callback = hugging_face(tmp_path)
     whole.train()
-    resumed, callback = hugging_face(tmp_path / "whole")
-    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))
+    masks = whole_callback.pruner.masks
+    assert whole_callback.pruner.steps_done == 3
+    assert "bert.embeddings.word_embeddings.weight" not in masks
+    assert zeros(whole.model, masks) == round(0.8 * sum(mask.numel() for mask in masks.values()))
+    assert torch.load(tmp_path / "checkpoint-4" / STATE_FILE, weights_only=True)["steps_done"] == 2
+    resumed, callback = hugging_face(tmp_path)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert callback.pruner.steps_done == 3
     assert same_weights(whole.model, resumed.model)
-    assert all(torch.equal(callback.pruner.masks[n], mask) for n, mask in whole_callback.pruner.masks.items())
+    assert all(torch.equal(callback.pruner.masks[name], mask) for name, mask in masks.items())
 
 
 def test_hugging_face_without_the_masks_of_its_checkpoint(tmp_path):
@@ -162,17 +153,11 @@ quiet = pytest.mark.filterwarnings(
 
 
 @quiet
-def test_lightning_prunes_on_time_and_keeps_the_zeros(tmp_path):
-    trainer, module, callback, loader = lightning(tmp_path)
-    trainer.fit(module, loader)
-    assert callback.pruner.steps_done == 3
-    assert zeros(module, ["net.0.weight", "net.2.weight"]) == round(0.8 * 56)
-
-
-@quiet
-def test_lightning_resumed_is_the_same_as_undisturbed(tmp_path):
+def test_lightning_prunes_on_time_keeps_the_zeros_and_resumes_bit_for_bit(tmp_path):
     trainer, whole, whole_callback, loader = lightning(tmp_path)
     trainer.fit(whole, loader)
+    assert whole_callback.pruner.steps_done == 3
+    assert zeros(whole, ["net.0.weight", "net.2.weight"]) == round(0.8 * 56)
     trainer, module, callback, loader = lightning(tmp_path)
     trainer.fit(module, loader, ckpt_path=str(tmp_path / "step=6.ckpt"))
     assert callback.pruner.steps_done == 3
@@ -208,15 +193,14 @@ def test_what_to_install_where_the_library_is_missing(library, monkeypatch):
         importlib.import_module(f"mfac.integrations.{library}")
 
 
-ROOT = Path(__file__).parents[2]
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@quiet
 @pytest.mark.parametrize("name", ["gradual_pruning", "gradual_pruning_transformers", "gradual_pruning_lightning"])
-def test_the_examples_run(name, tmp_path):
-    script = ROOT / "examples" / f"{name}.py"
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path, env=environment
-    )
-    assert process.returncode == 0, process.stderr
-    assert "total" in process.stdout
+def test_the_examples_run(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setattr(sys, "argv", [name])
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    assert "total" in capsys.readouterr().out

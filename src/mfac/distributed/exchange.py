@@ -10,7 +10,6 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from mfac.columns import Ranks
 from mfac.distributed.shares import ColumnShare
 from mfac.fisher_blocks import FisherBlocks
 from mfac.gradients.batches import Batch, passes
@@ -19,6 +18,7 @@ from mfac.gradients.collection import Collection
 from mfac.gradients.model_state import evaluation
 from mfac.gradients.resume import digest
 from mfac.gradients.sinks import new_blocks
+from mfac.inverse_fisher import Ranks
 
 # A rank makes rows until it has so many bytes of them, and sends them in messages of this size: large enough that the
 # time to start one does not count, small beside what a rank keeps.

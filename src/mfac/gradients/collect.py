@@ -10,7 +10,6 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mfac.columns import ranks_of
 from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
 from mfac.gradients.batches import ALIGNMENT, Batch, passes
@@ -18,6 +17,7 @@ from mfac.gradients.collection import Collection
 from mfac.gradients.losses import LossFn, OutputFn, SampleFn
 from mfac.gradients.model_state import evaluation
 from mfac.gradients.sinks import collect_to_file, new_blocks, sum_blocks
+from mfac.inverse_fisher import ranks_of
 from mfac.layout import Masks, ParameterLayout, Params
 from mfac.memory import available_memory, gib
 

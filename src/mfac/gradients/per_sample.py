@@ -130,6 +130,8 @@ class MappedGradients:
 
     def _fill(self, batch: Batch, rows: Sequence[Tensor]) -> tuple[list[float], float]:
         """Writes the gradient of sample i into rows[i]; the losses, and a bound on the numbers in the rows."""
+        if any(isinstance(module, torch.jit.ScriptModule) for module in self._bound.modules()):
+            raise RuntimeError("it has a scripted module, whose layers cannot be caught")
         if self._hooked is not None:
             raise RuntimeError(f"{self._hooked} has a backward hook, which expects the gradient of one sample")
         while True:

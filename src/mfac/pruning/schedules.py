@@ -13,11 +13,8 @@ PAPER_FIRST = 0.5  # the paper prunes half of the weights at once, which is easi
 def polynomial_schedule(initial: float, final: float, steps: int, power: float = 3) -> list[float]:
     """The sparsities s_t = final + (initial − final)(1 − t/steps)^power, t = 1 … steps (Zhu and Gupta, 2017).
 
-    Args:
-        initial: the present sparsity, not part of the list.
-        final: the last sparsity of the list.
-        steps: the length of the list.
-        power: 3 takes large steps first and small ones last; 1 is linear.
+    The present sparsity, `initial`, is not part of the list; `final` is its last entry. A power of 3 takes large steps
+    first and small ones last; 1 is linear.
 
     Raises:
         ValueError: the sparsities do not rise within [0, 1], or steps or power is not positive.
@@ -32,10 +29,7 @@ def polynomial_schedule(initial: float, final: float, steps: int, power: float =
 def geometric_schedule(initial: float, final: float, steps: int) -> list[float]:
     """Every step keeps the same fraction ((1 − final)/(1 − initial))^(1/steps) of the remaining weights.
 
-    Args:
-        initial: the present sparsity, not part of the list.
-        final: the last sparsity of the list, below 1.
-        steps: the length of the list.
+    The present sparsity, `initial`, is not part of the list; `final`, which is below 1, is its last entry.
 
     Raises:
         ValueError: the sparsities do not rise within [0, 1), or steps is not positive.

@@ -82,14 +82,7 @@ def _slice_costs(
 def cheapest(
     costs: Mapping[str, Tensor], masks: Mapping[str, Tensor], pools: Sequence[Pool], floors: Mapping[str, int]
 ) -> dict[str, Tensor]:
-    """{name: bool tensor}, True for the cheapest weights of each pool.
-
-    Args:
-        costs: of every weight; infinite for those that may not be removed at this step.
-        masks: True = kept until now.
-        pools: how many weights are to be kept in each set of tensors.
-        floors: the least that each tensor keeps.
-    """
+    """{name: bool tensor}, True for the cheapest weights of each pool; an infinite cost keeps a weight."""
     chosen = {}
     for pool in pools:
         offered = [_above_floor(costs[name], masks[name], floors[name]) for name in pool.names]
@@ -110,14 +103,9 @@ def cheapest_slices(
     pools: Sequence[Pool],
     floors: Mapping[str, int],
 ) -> set[int]:
-    """The slices to remove: those of the lowest cost per weight, while the pools keep enough weights.
+    """The slices to remove: those of the lowest cost per weight, while the pools and floors keep enough weights.
 
-    Args:
-        costs: of every slice.
-        sizes: how many weights each still has.
-        ranges: which slices belong to which tensor.
-        pools: how many weights are to be kept in each set of tensors.
-        floors: the least that each tensor keeps; the last slice of a tensor is never removed.
+    `ranges` are each tensor's slices, and `sizes` how many weights each still has; a tensor keeps its last slice.
     """
     chosen: set[int] = set()
     weights = sizes.tolist()

@@ -17,11 +17,6 @@ class MaskedWeights:
 
     `other_masks` are those given for parameters that are not targets, which are passed through.
 
-    Args:
-        model: where the weights are.
-        targets: {name: parameter}.
-        masks: what is removed already; by name or by parameter.
-
     Raises:
         ValueError: a mask of no parameter, or of another shape or type; targets on several devices.
     """
@@ -93,11 +88,8 @@ class MaskedWeights:
 def choose_targets(model: nn.Module, targets: Names = None, ignore: Names = None) -> dict[str, Tensor]:
     """{name: parameter}, in the model's order; tied weights once, by their first name.
 
-    Args:
-        model: where the parameters are.
-        targets: names or `"re:..."` patterns (by `re.search`); None: every trainable parameter of two or more
-            dimensions that is not an embedding.
-        ignore: names or patterns to leave out, whatever `targets` says.
+    Both take names or `"re:..."` patterns (by `re.search`). `targets=None` is every trainable parameter of two or more
+    dimensions that is not an embedding; `ignore` leaves parameters out, whatever `targets` says.
 
     Raises:
         ValueError: a name or pattern matches nothing, or there is nothing left to prune.
