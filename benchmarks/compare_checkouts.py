@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from itertools import cycle
 from pathlib import Path
 
 import torch
@@ -58,7 +59,7 @@ def measurements(mfac):
                 op.update(row)
             yield (
                 f"update_and_apply, {str(window)[6:]}, m = {m}, d = {d:,}",
-                lambda op=op, g=g: op.update_and_apply(g[0]),
+                lambda op=op, rows=cycle(g): op.update_and_apply(next(rows)),
             )
     G = nn.functional.normalize(torch.randn(512, 200_000))
     yield "product G Gᵀ, m = 512, d = 200,000", lambda: G @ G.T
