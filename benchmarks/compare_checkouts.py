@@ -57,9 +57,10 @@ def measurements(mfac):
             op, g = mfac.DynamicInverseFisher(m, d, 1e-3, window=window), torch.randn(m, d) / d**0.5
             for row in g:
                 op.update(row)
+            rows = cycle(g)
             yield (
                 f"update_and_apply, {str(window)[6:]}, m = {m}, d = {d:,}",
-                lambda op=op, rows=cycle(g): op.update_and_apply(next(rows)),
+                lambda op=op, rows=rows: op.update_and_apply(next(rows)),
             )
     G = nn.functional.normalize(torch.randn(512, 200_000))
     yield "product G Gᵀ, m = 512, d = 200,000", lambda: G @ G.T
