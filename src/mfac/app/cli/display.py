@@ -23,7 +23,8 @@ class ProgressDisplay(Watcher):
         columns = (what, BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeRemainingColumn(), note)
         self._bars = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
         self._bar: Any = None
-        self._what, self._total, self._began, self._last_line = "", 0.0, 0.0, 0.0
+        self._what = self._note = ""
+        self._total = self._began = self._last_line = 0.0
 
     def __enter__(self) -> "ProgressDisplay":
         self._bars.start()
@@ -35,12 +36,13 @@ class ProgressDisplay(Watcher):
 
     def begin(self, what: str, total: float) -> None:
         self.is_used = True
-        self._what, self._total, self._began = what, total, time.monotonic()
-        self._last_line = self._began
+        self._what, self._note, self._total = what, "", total
+        self._began = self._last_line = time.monotonic()
         self._bar = self._bars.add_task(what, total=total, note="")
 
     def at(self, done: float, note: str = "") -> None:
-        self._bars.update(self._bar, completed=done, **({"note": note} if note else {}))
+        self._note = note or self._note
+        self._bars.update(self._bar, completed=done, note=self._note)
         if self._bars.disable and time.monotonic() - self._last_line >= LINE_INTERVAL:
             self._last_line = time.monotonic()
             self.say(f"{self._what}: {done:.4g} of {self._total:g} steps{f', {note}' if note else ''}")
