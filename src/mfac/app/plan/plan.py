@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from mfac.app.plan.memory import PruningMemory, WindowMemory
 from mfac.app.plan.timing import pruning_algebra, time_gradients, window_step
-from mfac.app.runs.random_state import seeded
 from mfac.app.tasks import Task
+from mfac.gradients.model_state import seeded
 from mfac.layout import ParameterLayout
 from mfac.memory import available_memory, gib
 from mfac.parameter_window import row_dtype
