@@ -294,8 +294,8 @@ class Collection:
             self.layout.flatten(torch.autograd.grad(loss, self.layout.tensors, allow_unused=True), into)
             losses.append(loss.detach())
             sums.append(into.sum(dtype=torch.float32 if into.dtype.itemsize < 4 else None))
-        losses, total = torch.stack(losses), torch.stack(sums).sum()
-        return losses, total + losses.sum().to(total.device)
+        values, total = torch.stack(losses), torch.stack(sums).sum()
+        return values, total + values.sum().to(total.device)
 
     def _scalar_loss(self, model: nn.Module, batch: Batch) -> Float[Tensor, ""]:
         loss: Any = self._loss(model, batch)
