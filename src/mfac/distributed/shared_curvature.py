@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mfac.columns import Ranks
 from mfac.distributed.shares import ColumnShare
+from mfac.inverse_fisher import Ranks
 
 
 class LocalCurvature(Protocol):

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 
-from mfac.columns import Ranks, ranks_of
 from mfac.gradients.batches import Batch
 from mfac.gradients.collect import Fisher
+from mfac.inverse_fisher import Ranks, ranks_of
 from mfac.pruning.patterns import Slices, parse_pattern
 from mfac.pruning.weights import Names
 

@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from mfac.columns import Ranks, ranks_of
 from mfac.distributed.exchange import accumulate_share, check_ranks, collect_share
 from mfac.distributed.shared_curvature import SharedCurvature
 from mfac.distributed.shares import ColumnShare, column_shares, shares_at
@@ -21,9 +20,10 @@ from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
 from mfac.gradients import accumulate_fisher, collect_gradients
 from mfac.gradients.batches import Batch, move
-from mfac.gradients.collection import Collection
+from mfac.gradients.collect import Collection
 from mfac.gradients.losses import LossFn
 from mfac.gradients.model_state import evaluation
+from mfac.inverse_fisher import Ranks, ranks_of
 from mfac.layout import Masks, ParameterLayout
 from mfac.pruning.batch_norm import average_statistics, recalibrate
 from mfac.pruning.batch_stream import BatchStream, generator_state, set_generator_state

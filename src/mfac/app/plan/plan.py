@@ -17,7 +17,7 @@ from mfac.parameter_window import row_dtype
 from mfac.pruning.options import PruningOptions
 from mfac.pruning.schedules import geometric_schedule
 from mfac.pruning.weights import Names, choose_targets
-from mfac.windows import Window, as_kind
+from mfac.windows.storage import Window, as_kind
 
 LOSS_BATCHES = PruningOptions().loss_batches
 
