@@ -1,17 +1,14 @@
 """One pass after another through the batches for a whole run, so that each recomputation sees new data."""
 
-import random
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 
 from mfac.gradients.batches import Batch
-
-# The random states of Python, numpy and torch, as plain values and tensors.
-RandomState = tuple[Any, list[Any], torch.Tensor]
+from mfac.gradients.model_state import kept_random_state, random_state, seeded, set_random_state
 
 
 class BatchStream:
@@ -30,7 +27,8 @@ class BatchStream:
         self._batches = batches
         self._iterator: Iterator[Batch] | None = None
         self._ahead: deque[Batch] = deque()
-        self._random = _random_state() if seed is None else _seeded_state(seed)
+        with nullcontext() if seed is None else seeded(seed):
+            self._random = random_state(())
         self._start = {"random": self._random, "generator": generator_state(batches)}
 
     def __iter__(self) -> "BatchStream":
@@ -68,13 +66,12 @@ class BatchStream:
             next(self)
 
     def _read(self) -> Batch:
-        outside = _random_state()
-        _set_random_state(self._random)
-        try:
-            return self._advance()
-        finally:
-            self._random = _random_state()
-            _set_random_state(outside)
+        with kept_random_state(()):
+            set_random_state(self._random)
+            try:
+                return self._advance()
+            finally:
+                self._random = random_state(())
 
     def _advance(self) -> Batch:
         for _ in range(2):
@@ -90,26 +87,6 @@ class BatchStream:
             f"batches gave {given} and then nothing more{self.needed}; an iterator can be consumed only once: pass a "
             "list or a DataLoader"
         )
-
-
-def _random_state() -> RandomState:
-    return random.getstate(), _plain(np.random.get_state(legacy=True)), torch.get_rng_state()
-
-
-def _set_random_state(state: RandomState) -> None:
-    random.setstate(state[0])
-    np.random.set_state(tuple(state[1]))
-    torch.set_rng_state(state[2])
-
-
-def _seeded_state(seed: int) -> RandomState:
-    numpy = np.random.RandomState(seed % 2**32).get_state(legacy=True)
-    return random.Random(seed).getstate(), _plain(numpy), torch.Generator().manual_seed(seed).get_state()
-
-
-def _plain(numpy: Any) -> list[Any]:
-    kind, keys, *rest = numpy
-    return [kind, np.asarray(keys).tolist(), *rest]
 
 
 def generator_state(batches: Iterable[Batch] | None) -> torch.Tensor | None:

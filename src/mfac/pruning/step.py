@@ -20,7 +20,7 @@ from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
 from mfac.gradients import accumulate_fisher, collect_gradients
 from mfac.gradients.batches import Batch, move
-from mfac.gradients.collection import Collection
+from mfac.gradients.collect import Collection
 from mfac.gradients.losses import LossFn
 from mfac.gradients.model_state import evaluation
 from mfac.inverse_fisher import Ranks, ranks_of

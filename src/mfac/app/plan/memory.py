@@ -8,7 +8,8 @@ import torch
 from mfac.memory import gib
 from mfac.pages import DISK_PIECE, WIDE_PIECE
 from mfac.pruning.step import ROWS_PER_BLOCK_SIZE
-from mfac.windows import TopK, Window, as_kind, window_bytes
+from mfac.windows.storage import Window, as_kind, window_bytes
+from mfac.windows.topk import TopK
 
 SUMMED_AT_ONCE = 32  # rows that wait to be added to the sums of blocks
 VECTORS = 6  # of a pruning step, in float64

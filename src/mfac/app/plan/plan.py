@@ -9,15 +9,15 @@ from torch import Tensor, nn
 
 from mfac.app.plan.memory import PruningMemory, WindowMemory
 from mfac.app.plan.timing import pruning_algebra, time_gradients, window_step
-from mfac.app.runs.random_state import seeded
 from mfac.app.tasks import Task
+from mfac.gradients.model_state import seeded
 from mfac.layout import ParameterLayout
 from mfac.memory import available_memory, gib
 from mfac.parameter_window import row_dtype
 from mfac.pruning.options import PruningOptions
 from mfac.pruning.schedules import geometric_schedule
 from mfac.pruning.weights import Names, choose_targets
-from mfac.windows import Window, as_kind
+from mfac.windows.storage import Window, as_kind
 
 LOSS_BATCHES = PruningOptions().loss_batches
 
