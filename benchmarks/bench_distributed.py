@@ -22,7 +22,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import mfac
-from mfac.columns import ranks_of
+from mfac.inverse_fisher import ranks_of
 from timing import save, show
 
 SIZES, ROUNDS, DAMPING = (1, 2, 3, 4), 12, 1e-3

@@ -2,9 +2,12 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -152,3 +155,54 @@ def check_damping(damping: float) -> float:
     if not (value > 0 and math.isfinite(value)):
         raise ValueError(f"damping must be positive and finite, not {value}; 1e-5 is a common choice")
     return value
+
+
+class Ranks:
+    """The processes that share a matrix by its columns. This is one process alone: nothing is ever sent.
+
+    `mfac.distributed.groups.GroupRanks` does the same over the ranks of a process group.
+    """
+
+    group: dist.ProcessGroup | None = None
+    rank = 0
+    size = 1
+
+    def sum_(self, values: Tensor) -> Tensor:
+        """Replaces `values` by their sum over all ranks, bit for bit the same on each, and returns them."""
+        return values
+
+    def gather(self, piece: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Concatenates the pieces of all ranks, whose lengths are given, along the first dimension."""
+        return piece
+
+    def exchange(self, pieces: Sequence[Tensor], lengths: Sequence[int]) -> list[Tensor]:
+        """Sends pieces[r] to rank r; returns what each rank sent here, with the given lengths."""
+        return list(pieces)
+
+    def from_first_(self, values: Tensor) -> Tensor:
+        """Replaces `values` by those of the first rank, and returns them."""
+        return values
+
+    def any(self, flag: bool, device: torch.device | str = "cpu") -> bool:
+        """Whether the flag is set on some rank."""
+        return flag
+
+    def total(self, count: int) -> int:
+        """The sum of an int over all ranks."""
+        return count
+
+    def agree_on(self, values: Mapping[str, object]) -> None:
+        """Raises ValueError on every rank if one of the {description: value} differs between ranks."""
+
+    def together(self, what: str) -> AbstractContextManager[None]:
+        """A block of code that fails on every rank if it fails on one; nothing may be sent inside."""
+        return nullcontext()
+
+
+def ranks_of(group: dist.ProcessGroup | None) -> Ranks:
+    """The ranks of a process group; None, or a group of one rank, is this process alone."""
+    if group is None or dist.get_world_size(group) == 1:
+        return Ranks()
+    from mfac.distributed.groups import GroupRanks
+
+    return GroupRanks(group)

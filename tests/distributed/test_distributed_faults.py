@@ -9,21 +9,34 @@ from pathlib import Path
 import pytest
 import torch
 from distributed_cases import SETTINGS, Training, network
+from interrupted_ranks import OPTIONS, STEPS
 
 from mfac import MFAC, MFACPreconditioner
 
 SCRIPT = Path(__file__).parents[1] / "support" / "interrupted_ranks.py"
 
 
-def test_a_rank_killed_in_mid_step_stops_the_others(tmp_path):
+def start(folder, way, *killed):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(SCRIPT.parent), *sys.path]), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", str(SCRIPT), str(tmp_path)]
-    survivor, killed = [subprocess.Popen([*command, str(rank)], env=environment) for rank in range(2)]
+    command = [sys.executable, "-W", "ignore", str(SCRIPT), str(folder)]
+    return [subprocess.Popen([*command, str(rank), "2", way, *killed], env=environment) for rank in range(2)]
+
+
+def uninterrupted(group, way):
+    return Training(group, way, **OPTIONS).steps(range(STEPS)).weights()
+
+
+def test_a_rank_killed_in_mid_step_stops_the_others_and_the_checkpoint_brings_them_back(rank_pool, tmp_path):
+    survivor, killed = start(tmp_path, "ddp", "9")
     assert killed.wait(120) == -signal.SIGKILL
     assert survivor.wait(60) == 3
-    message = (tmp_path / "message").read_text()
+    message = (tmp_path / "failed-0").read_text()
     assert "over 2 ranks failed on rank 0: another process has ended" in message
     assert "restart from the last checkpoint" in message
+    assert [rank.wait(120) for rank in start(tmp_path, "ddp")] == [0, 0]
+    for rank, expected in enumerate(rank_pool.run(2, uninterrupted, "ddp")):
+        weights = torch.load(tmp_path / f"weights-{rank}.pt", weights_only=True)
+        assert all(map(torch.equal, weights, expected))
 
 
 # Gradients that are not finite.

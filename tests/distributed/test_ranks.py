@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mfac.columns import Ranks, ranks_of
+from mfac.inverse_fisher import Ranks, ranks_of
 
 
 def on_three(group):

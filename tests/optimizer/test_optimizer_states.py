@@ -1,10 +1,16 @@
 """States of optimizers: saved in every way, loaded, and resumed bit for bit; states of something else are refused."""
 
 import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from interrupted_training import MARKS, STEPS
 from optimizers import (
     every_optimizer,
     mask_of,
@@ -239,3 +245,15 @@ def test_a_state_with_no_mask_or_another_one_is_refused(kind):
         ValueError, match=f"saved with {kind} mask of 0.weight; build the optimizer with the same masks"
     ):
         optimizer.load_state_dict(state)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the runs that are killed are forked")
+def test_killed_five_times_and_resumed_the_final_weights_are_the_same_bits(tmp_path):
+    script = Path(__file__).parents[1] / "support" / "interrupted_training.py"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(script.parent), *sys.path])}
+    subprocess.run([sys.executable, str(script), str(tmp_path)], env=environment, check=True)
+    marks = json.loads((tmp_path / "marks.json").read_text())
+    assert marks["whole"] == MARKS * STEPS
+    assert marks["killed"] > MARKS * STEPS  # lost steps were taken again
+    expected, found = (torch.load(tmp_path / name / "final.pt", weights_only=True) for name in ("whole", "killed"))
+    assert same(found, expected)

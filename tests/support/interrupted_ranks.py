@@ -1,6 +1,7 @@
-"""One of two ranks, the second of which is killed in mid-step: `python interrupted_ranks.py folder rank`.
+"""One rank of a data-parallel run: `python interrupted_ranks.py folder rank size way [step at which it is killed]`.
 
-Its products are made, and the first rank waits for them.
+It resumes from the checkpoint in the folder if there is one. A killed rank dies in mid-step: its products
+are made, and the others wait for them.
 """
 
 import os
@@ -11,22 +12,53 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from distributed_cases import Training
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from mfac.distributed.groups import GroupRanks
 
+STEPS, SAVED = 14, 6
+OPTIONS = {"momentum": 0.9, "weight_decay": 0.01}
 
-def main(folder, rank):
+
+def state_of(training):
+    model, optimizer = get_state_dict(training.model, training.optimizer)
+    return {"model": model, "optimizer": optimizer}
+
+
+def run(group, way, folder, killed_at=None):
+    """Trains to the end, with one checkpoint on the way, and writes the weights."""
+    training, first = Training(group, way, **OPTIONS), 0
+    if (folder / "checkpoint" / ".metadata").exists():
+        state = state_of(training)
+        dcp.load(state, checkpoint_id=folder / "checkpoint", process_group=group)
+        parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
+        set_state_dict(training.model, training.optimizer, **parts)
+        first = SAVED
+    for step in range(first, STEPS):
+        if step == killed_at:
+            GroupRanks.sum_ = lambda self, values: os.kill(os.getpid(), signal.SIGKILL)
+        training.steps(range(step, step + 1))
+        if step + 1 == SAVED:
+            dcp.save(state_of(training), checkpoint_id=folder / "checkpoint", process_group=group)
+    return training.weights()
+
+
+def main(folder, rank, size, way, killed_at=None):
+    folder, rank = Path(folder), int(rank)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{folder}/store", timedelta(seconds=8), 2, int(rank))
-    training = Training(dist.group.WORLD, "ddp").steps(range(3))
-    if rank == "1":
-        GroupRanks.sum_ = lambda self, values: os.kill(os.getpid(), signal.SIGKILL)
+    store = f"file://{folder / ('store' if killed_at is None else 'doomed')}"
+    dist.init_process_group("gloo", store, timedelta(seconds=8), int(size), rank)
+    mine = int(killed_at) if killed_at is not None and rank == 1 else None
     try:
-        training.steps(range(3, 4))
+        weights = run(dist.group.WORLD, way, folder, mine)
     except RuntimeError as error:
-        Path(folder, "message").write_text(str(error))
-        os._exit(3)  # the group would wait for the rank that is gone
+        (folder / f"failed-{rank}").write_text(str(error))
+        os._exit(3)  # the group would wait for the one that is gone
+    torch.save(weights, folder / f"weights-{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

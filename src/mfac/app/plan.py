@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from mfac.app.runs.random_state import seeded
 from mfac.app.tasks import Task
 from mfac.gradients import collect_gradients
 from mfac.gradients.batches import move, num_samples, passes
-from mfac.gradients.model_state import evaluation
+from mfac.gradients.model_state import evaluation, seeded
 from mfac.layout import ParameterLayout
 from mfac.memory import available_memory, gib
 from mfac.optimizer import MFAC
@@ -25,7 +24,8 @@ from mfac.pruning.prune import prune
 from mfac.pruning.schedules import geometric_schedule
 from mfac.pruning.step import ROWS_PER_BLOCK_SIZE
 from mfac.pruning.weights import Names, choose_targets
-from mfac.windows import TopK, Window, as_kind, window_bytes
+from mfac.windows.storage import Window, as_kind, window_bytes
+from mfac.windows.topk import TopK
 
 DEFAULTS = PruningOptions()
 SUMMED_AT_ONCE, VECTORS = 32, 6  # rows that wait to be added to blocks; float64 vectors of a pruning step

@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mfac.columns import Ranks, is_placed, local, saved_shape
+from mfac.columns import is_placed, local, saved_shape
 from mfac.distributed.placements import sharded
+from mfac.inverse_fisher import Ranks
 from mfac.layout import ParameterLayout
 
 

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-import mfac.columns
+from mfac.columns import is_placed
+from mfac.inverse_fisher import Ranks
 
 Value = TypeVar("Value")
 # What the other ranks raise when one has raised this; RuntimeError for anything else.
@@ -18,7 +19,7 @@ SAME_ERRORS = {"ValueError": ValueError, "MemoryError": MemoryError}
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-class GroupRanks(mfac.columns.Ranks):
+class GroupRanks(Ranks):
     """The ranks of a process group. Sums have the same bits on every rank, so what is computed from them has too.
 
     Raises:
@@ -119,7 +120,7 @@ def describe(named: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> dict[s
     described: dict[str, object] = {"the number of parameters": len(named)}
     for number, (name, tensor) in enumerate(named.items()):
         text, mask = f"{name}: {list(tensor.shape)} {tensor.dtype}", masks.get(name)
-        if mask is not None and not mfac.columns.is_placed(mask):  # of a DTensor every rank has another piece
+        if mask is not None and not is_placed(mask):  # of a DTensor every rank has another piece
             digest = hashlib.sha256(mask.cpu().numpy().tobytes()).hexdigest()[:12]
             text += f", {int(mask.sum())} weights kept (digest {digest})"
         described[f"parameter {number}"] = text

@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mfac.columns import Ranks, is_placed, local
+from mfac.columns import is_placed, local
 from mfac.distributed.placements import piece_of, sharded, sharded_unevenly, shardings, uneven_piece
+from mfac.inverse_fisher import Ranks
 from mfac.layout import ParameterLayout
 
 
