@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mfac import products, woodbury
-from mfac.pages import Pages, Piece, Reduce, Run
+from mfac.pages import BlockRun, Pages, Piece, Reduce
 from mfac.precision import Precision, needs_float64, product_dtype, vector_dtype
 
 PAIRS = 1 << 10  # elements in several blocks that are worked on at once, at most
@@ -40,7 +40,7 @@ class DualBlocks:
 
     def __init__(
         self,
-        run: Run,
+        run: BlockRun,
         pages: Pages,
         damping: float,
         precision: Precision = "auto",
@@ -201,7 +201,7 @@ class DualBlocks:
             for piece, G in self._pages.stream(self.run.pieces(columns)):
                 yield piece.blocks, partial(iter, [(piece, G)])
         else:
-            for block, pieces in groupby(self.run.pieces(columns), lambda piece: piece.first):
+            for block, pieces in groupby(self.run.pieces(columns), lambda piece: piece.blocks.start):
                 yield slice(block, block + 1), partial(self._pages.stream, list(pieces))
 
     def _factor(self, damping: float, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, torch.dtype]:
@@ -294,7 +294,7 @@ class DualBlocks:
         return values if self._reduce is None else self._reduce(values)
 
     def _local(self, piece: Piece) -> slice:
-        return slice(piece.start - self.run.start, piece.stop - self.run.start)
+        return slice(piece.columns.start - self.run.start, piece.columns.stop - self.run.start)
 
 
 def _kept(G: Float[Tensor, "blocks m n"], removed: Bool[Tensor, "blocks n"]) -> Float[Tensor, "blocks m kept"]:

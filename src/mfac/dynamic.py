@@ -11,10 +11,11 @@ from torch.distributed import ProcessGroup
 
 from mfac.dual import DualBlocks
 from mfac.inverse_fisher import InverseFisher, Ranks, ranks_of
-from mfac.pages import Run
+from mfac.pages import BlockRun
 from mfac.precision import Precision, check_precision, is_sensitive, needs_float64, product_dtype, step_dtype
 from mfac.sliding import SlidingInverse
-from mfac.windows import SavedRows, Window, as_devices, as_kind, build_rows, check_wider, saved_rows
+from mfac.windows.rows import SavedRows
+from mfac.windows.storage import Window, as_devices, as_kind, build_rows, check_wider, saved_rows
 
 Normalize = Literal["seen", "full", "sum"]
 ANSWER_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -140,14 +141,14 @@ class DynamicInverseFisher(InverseFisher):
             MemoryError: the wider window does not fit beside the present one.
         """
         _check_count("extra", extra)
-        check_wider(self._rows, extra, self.device)
+        check_wider(self._rows, extra)
         self._rows = self._rows.widened(extra)
         self._dim, self._snapshot = self._dim + extra, None
 
     @property
     def rows(self) -> Float[Tensor, "m d"]:
         """G as stored, with zeros in empty rows: the window's own memory; of compressed rows a new float32 matrix."""
-        return self._rows.dense()
+        return self._rows.columns(self._capacity, 0, self._dim)
 
     @property
     def gram(self) -> Float[Tensor, "n n"]:
@@ -327,7 +328,7 @@ class DynamicInverseFisher(InverseFisher):
             weights = torch.full((n,), 1 / self._divisor(n), dtype=torch.float64, device=self.device)
             reduce = self._ranks.sum_ if self._ranks.size > 1 else None
             precision: Precision = "float64" if dtype == torch.float64 else "float32"
-            run, pages = Run(0, self._dim, 1), self._rows.pages(n)
+            run, pages = BlockRun(0, self._dim, 1), self._rows.pages(n)
             self._snapshot = DualBlocks(run, pages, self.damping, precision, weights, self.gram[None], reduce=reduce)
         return self._snapshot
 

@@ -115,8 +115,6 @@ class GradientFile:
         mapped = np.memmap(self.path, np.uint8, "c", HEADER_BYTES, (self.rows, self._row_bytes))
         return torch.from_numpy(mapped).view(self.dtype)[:, indices.cpu()]
 
-    load, gather = read_columns, gather_columns  # the names that `Pages` reads by
-
     def _read(self, rows: range, start: int, stop: int) -> Tensor:
         out = torch.empty(len(rows), max(0, stop - start), dtype=self.dtype)
         if not out.numel():

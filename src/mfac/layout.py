@@ -4,8 +4,11 @@ Also the one place where names, patterns and masks are matched with parameters.
 """
 
 import difflib
+import functools
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
@@ -13,6 +16,7 @@ from torch import Tensor, nn
 
 Params = str | Tensor | Iterable[str | Tensor] | None
 Masks = Mapping[str, Tensor] | Mapping[Tensor, Tensor] | None
+Key = TypeVar("Key", bound=str | Tensor)
 
 # Parts of a name that torch.compile and FSDP put in; DataParallel and many checkpoints put `module.` before it.
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module")
@@ -34,16 +38,24 @@ class ParameterLayout:
     """
 
     def __init__(self, model: nn.Module, params: Params = None, masks: Masks = None):
-        self._lay(_choose(model, params), _masks_by_parameter(parameters_by_name(model), masks, "the model"))
+        self._lay(_choose(model, params), parameters_by_name(model), "the model", masks)
 
     @classmethod
     def of_tensors(cls, named: Mapping[str, Tensor], masks: Masks = None, complete: bool = True) -> "ParameterLayout":
         """The layout of {name: tensor} without a model; `complete` is False for shards, which may be empty."""
         layout = cls.__new__(cls)
-        layout._lay(named, _masks_by_parameter(named, masks, "the optimizer"), complete)
+        layout._lay(named, named, "the optimizer", masks, complete)
         return layout
 
-    def _lay(self, chosen: Mapping[str, Tensor], found: dict[int, Tensor], complete: bool = True) -> None:
+    def _lay(
+        self,
+        chosen: Mapping[str, Tensor],
+        known: Mapping[str, Tensor],
+        owner: str,
+        masks: Masks,
+        complete: bool = True,
+    ) -> None:
+        found = {id(find(key, known, owner)): mask for key, mask in (masks or {}).items()}
         self.names: tuple[str, ...] = tuple(chosen)
         self.tensors: tuple[Tensor, ...] = tuple(chosen.values())
         self.full_sizes: tuple[int, ...] = tuple(tensor.numel() for tensor in self.tensors)
@@ -65,10 +77,7 @@ class ParameterLayout:
     @property
     def dtype(self) -> torch.dtype:
         """The smallest dtype that holds every parameter."""
-        dtype = self.tensors[0].dtype
-        for tensor in self.tensors[1:]:
-            dtype = torch.promote_types(dtype, tensor.dtype)
-        return dtype
+        return functools.reduce(torch.promote_types, (tensor.dtype for tensor in self.tensors))
 
     @property
     def device(self) -> torch.device:
@@ -88,9 +97,7 @@ class ParameterLayout:
     def flatten(self, values: Sequence[Tensor | None], out: Float[Tensor, "d"]) -> None:
         """Writes one value per parameter (None is zero) into the row `out`, in its dtype and on its device."""
         parts = zip(self.tensors, values, self.kept, strict=True)
-        pieces = [
-            _kept_part(torch.zeros_like(tensor) if value is None else value, kept) for tensor, value, kept in parts
-        ]
+        pieces = [_kept_part(torch.zeros_like(t) if value is None else value, kept) for t, value, kept in parts]
         if all(piece.device == out.device for piece in pieces):
             torch.cat(pieces, out=out)
         else:
@@ -143,16 +150,10 @@ def parameters_by_name(model: nn.Module) -> dict[str, Tensor]:
 
 
 def matching(item: str | Tensor, known: Mapping[str, Tensor], argument: str, owner: str) -> dict[str, Tensor]:
-    """The tensors that a name, a `"re:..."` pattern or a tensor stands for, by name.
-
-    Args:
-        item: what to look for; a name may have wrappers that the known ones do not have.
-        known: {name: tensor}.
-        argument: that the item was passed as, for the error.
-        owner: whose parameters these are, for the error.
+    """The tensors that a name, a `"re:..."` pattern or a tensor stands for, by name; wrappers in a name do not matter.
 
     Raises:
-        ValueError: there are none; the message has the nearest name.
+        ValueError: `argument` matches no tensor of `owner`; the message has the nearest name.
     """
     if isinstance(item, Tensor):
         found = {name: tensor for name, tensor in known.items() if tensor is item}
@@ -165,6 +166,8 @@ def matching(item: str | Tensor, known: Mapping[str, Tensor], argument: str, own
     if not found:
         close = difflib.get_close_matches(item, known, n=1) if isinstance(item, str) else []
         hint = f"did you mean {close[0]!r}?" if close else f"it has {some(known)}"
+        if isinstance(item, Tensor):
+            hint = "was the model copied, or its parameters replaced, since?"
         raise ValueError(f"{argument}: {_label(item)} matches no parameter of {owner}; {hint}")
     return found
 
@@ -172,6 +175,14 @@ def matching(item: str | Tensor, known: Mapping[str, Tensor], argument: str, own
 def find(key: str | Tensor, known: Mapping[str, Tensor], owner: str) -> Tensor:
     """The tensor that a mask's key stands for; raises ValueError if there is none."""
     return next(iter(matching(key, known, "masks", owner).values()))
+
+
+def match_masks(
+    masks: Mapping[Key, Tensor], known: Mapping[str, Tensor], owner: str
+) -> list[tuple[Key, Tensor, Tensor]]:
+    """(key, parameter, bool mask) of each mask; raises ValueError if one of them does not fit."""
+    found = [(key, find(key, known, owner), mask) for key, mask in masks.items()]
+    return [(key, tensor, as_mask(key, mask, tensor.shape)) for key, tensor, mask in found]
 
 
 def as_mask(key: str | Tensor, mask: Tensor, shape: torch.Size, convert: bool = True) -> Tensor:
@@ -189,9 +200,7 @@ def as_mask(key: str | Tensor, mask: Tensor, shape: torch.Size, convert: bool = 
         return mask
     kept = mask != 0
     if not torch.equal(mask, kept.to(mask.dtype)):
-        raise ValueError(
-            f"masks: {_label(key)} needs True or 1 for kept and False or 0 for removed; this one has other values"
-        )
+        raise ValueError(f"masks: {_label(key)} has other values than True or 1 for kept and False or 0 for removed")
     return kept
 
 
@@ -230,11 +239,6 @@ def _choose(model: nn.Module, params: Params) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in every.items() if id(tensor) in wanted}
 
 
-def _masks_by_parameter(known: Mapping[str, Tensor], masks: Masks, owner: str) -> dict[int, Tensor]:
-    """{id of the parameter: mask}, for masks given by name or by parameter."""
-    return {id(find(key, known, owner)): mask for key, mask in (masks or {}).items()}
-
-
 def _kept_indices(name: str, tensor: Tensor, mask: Tensor | None) -> Tensor | None:
     """The flat indices of the kept coordinates; None where all of them are."""
     if mask is None:
@@ -249,8 +253,5 @@ def _kept_part(value: Tensor, kept: Tensor | None) -> Tensor:
 
 
 def _slots(sizes: Sequence[int]) -> tuple[slice, ...]:
-    slots, start = [], 0
-    for size in sizes:
-        slots.append(slice(start, start + size))
-        start += size
-    return tuple(slots)
+    stops = itertools.accumulate(sizes)
+    return tuple(slice(stop - size, stop) for size, stop in zip(sizes, stops, strict=True))

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from mfac import products, woodbury
-from mfac.pages import BLOCK_PIECE, Pages, Run
+from mfac.pages import BLOCK_PIECE, BlockRun, Pages
 from mfac.precision import Precision, needs_float64, product_dtype
 
 
@@ -20,21 +20,21 @@ class PrimalBlocks:
         damping: λ.
     """
 
-    def __init__(self, run: Run, factors: Float[Tensor, "blocks b b"], damping: float):
+    def __init__(self, run: BlockRun, factors: Float[Tensor, "blocks b b"], damping: float):
         self.run = run
         self._damping = damping
         self._L = factors
         self._step = max(1, BLOCK_PIECE // run.length**2)  # blocks that stay in cache
 
     @classmethod
-    def from_sums(cls, run: Run, fisher: Float[Tensor, "blocks b b"], damping: float) -> "PrimalBlocks":
+    def from_sums(cls, run: BlockRun, fisher: Float[Tensor, "blocks b b"], damping: float) -> "PrimalBlocks":
         """From the undamped Fisher blocks G_bᵀ C G_b."""
         return cls(run, woodbury.factor(fisher, damping), damping)
 
     @classmethod
     def from_rows(
         cls,
-        run: Run,
+        run: BlockRun,
         pages: Pages,
         damping: float,
         precision: Precision = "auto",

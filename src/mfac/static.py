@@ -15,7 +15,7 @@ from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
 from mfac.inverse_fisher import InverseFisher, check_damping, ranks_of
 from mfac.memory import available_memory, gib
-from mfac.pages import Pages, Reduce, Run, block_runs
+from mfac.pages import BlockRun, MadeColumns, Pages, Reduce, block_runs
 from mfac.precision import Precision, answer_dtype, check_precision
 from mfac.primal import PrimalBlocks
 
@@ -222,9 +222,12 @@ def build_blocks(
             PrimalBlocks.from_sums(run, total.to(device) / grads.num_grads, damping)
             for run, total in zip(grads.runs, grads.sums, strict=True)
         ]
-    if isinstance(grads, Tensor):
-        grads = grads.detach() if options.page_size is not None else grads.detach().to(device)
-    pages = Pages(grads, device, options.page_size)
+    source: Tensor | MadeColumns
+    if isinstance(grads, GradientFile):
+        source = MadeColumns(grads.shape, grads.dtype, grads.read_columns, grads.gather_columns)
+    else:
+        source = grads.detach() if options.page_size is not None else grads.detach().to(device)
+    pages = Pages(source, device, options.page_size)
     weights = options.row_weights
     weights = None if weights is None else torch.as_tensor(weights, dtype=torch.float64, device=device)
     found: list[Blocks] = []
@@ -269,7 +272,7 @@ def _check_weights(weights: Tensor, m: int) -> None:
         raise ValueError("row_weights must be finite and not negative: F would not be positive definite")
 
 
-def _check_memory(runs: list[Run], m: int, moved: int, device: torch.device) -> None:
+def _check_memory(runs: list[BlockRun], m: int, moved: int, device: torch.device) -> None:
     """What stays allocated: an m x m factor per dual block, a B x B one per primal block, and G if it must move."""
     squares = sum(run.count * min(run.length, m) ** 2 for run in runs)
     needed, available = 8 * squares + moved, available_memory(device)

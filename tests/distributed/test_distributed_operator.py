@@ -6,8 +6,8 @@ from distributed_cases import Training
 
 from mfac import DynamicInverseFisher, Int8, TopK
 from mfac.dynamic import NonFiniteGradientError
-from mfac.windows import as_kind
 from mfac.windows.devices import device_widths
+from mfac.windows.storage import as_kind
 
 D, M, LAMBDA = 23, 5, 0.1
 WINDOWS = {"float64": None, "bfloat16": torch.bfloat16, "int8": Int8(block=4), "topk": TopK(0.5, block=4)}

@@ -38,8 +38,8 @@ def choose_damping(
     scale = squares / count
     if scale == 0 or not bool(held.any()):
         raise ValueError(
-            f'damping="auto" goes by the scale of the gradients and holds some of them out; {len(rows)} rows with a '
-            f"mean square of {scale:g} do not allow that: give a number"
+            f'damping="auto" needs gradients to hold out and to scale by; {len(rows)} rows with a mean square of '
+            f"{scale:g} do not allow that: give a number"
         )
     judges = rows[held].T.contiguous()
     candidates = sorted((fraction * scale for fraction in fractions), reverse=True)

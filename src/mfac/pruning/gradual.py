@@ -22,7 +22,7 @@ from mfac.pruning.step import Pruner
 from mfac.pruning.weights import Names
 
 Batches = Iterable[Batch] | Callable[[int], Iterable[Batch]]
-MOMENTUM = ("momentum_buffer", "exp_avg")  # its names in torch's optimizers
+MOMENTUM = {"momentum_buffer", "exp_avg"}  # its names in torch's optimizers
 
 
 class GradualPruner:
@@ -32,17 +32,14 @@ class GradualPruner:
     from the `state_dict()` of the pruner, the model and the optimizer has the same masks and weights as an undisturbed
     one: each step draws its batches from random states that `seed` and the number of the step determine.
 
+    The arguments are those of `mfac.prune`, except:
+
     Args:
-        model: pruned in place.
-        loss_fn: (model, batch) -> scalar loss.
         batches: for the gradients; or a function from the number of the step (from 0) to such an iterable.
-        schedule: rising sparsities; see `polynomial_schedule` and `geometric_schedule`, or write a list.
+        schedule: rising sparsities: a list, `polynomial_schedule(...)` or `geometric_schedule(...)`.
         optimizer: the one that trains the model in between.
         reset_momentum: set the optimizer's momentum to zero after each pruning step, as the paper does.
         seed: of the first step; each further one adds 1.
-        masks: {name: mask} of weights that are removed already.
-
-    All other arguments are those of `mfac.prune`.
 
     Raises:
         ValueError: the schedule does not rise, or an option or a mask is not valid.
@@ -145,10 +142,7 @@ class GradualPruner:
             raise ValueError(f"this is not a state of a GradualPruner: {', '.join(sorted(missing))} missing")
         for name, ours in (("schedule", list(self.schedule)), ("seed", self._seed)):
             if state[name] != ours:
-                raise ValueError(
-                    f"the state was saved with {name} {state[name]}, this pruner has {ours}; "
-                    "build it with the same to resume"
-                )
+                raise ValueError(f"saved with {name} {state[name]}, this pruner has {ours}; build it with the same")
         if state["masks"]:
             self._hold(matched_masks(self._model, state["masks"]))
         self.steps_done = state["steps_done"]
@@ -173,12 +167,11 @@ class GradualPruner:
 
     @torch.no_grad()
     def _forget_momentum(self) -> None:
-        if self._optimizer is None or not self._reset_momentum:
-            return
-        for values in self._optimizer.state.values():
-            for name in MOMENTUM:
-                if isinstance(values.get(name), Tensor):
-                    values[name].zero_()
+        if self._optimizer is not None and self._reset_momentum:
+            for values in self._optimizer.state.values():
+                for name in MOMENTUM & values.keys():
+                    if isinstance(values[name], Tensor):
+                        values[name].zero_()
 
     def _generators(self) -> dict[str, torch.Generator]:
         """The generators of loaders that have their own."""

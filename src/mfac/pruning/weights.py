@@ -88,13 +88,10 @@ class MaskedWeights:
 def choose_targets(model: nn.Module, targets: Names = None, ignore: Names = None) -> dict[str, Tensor]:
     """{name: parameter}, in the model's order; tied weights once, by their first name.
 
-    Both take names or `"re:..."` patterns (by `re.search`). `targets=None` is every trainable parameter of two or more
-    dimensions that is not an embedding; `ignore` leaves parameters out, whatever `targets` says.
-
     Raises:
         ValueError: a name or pattern matches nothing, or there is nothing left to prune.
     """
-    every = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
+    every = {name: t for name, t in model.named_parameters() if t.requires_grad and t.is_floating_point()}
     if targets is None:
         kinds = nn.Embedding | nn.EmbeddingBag
         embeddings = {id(module.weight) for module in model.modules() if isinstance(module, kinds)}
@@ -102,13 +99,11 @@ def choose_targets(model: nn.Module, targets: Names = None, ignore: Names = None
     else:
         wanted = matching_ids(model, targets, "targets")
     left_out = set() if ignore is None else matching_ids(model, ignore, "ignore")
-    chosen: dict[str, Tensor] = {
-        name: t for name, t in every.items() if id(t) in wanted - left_out and t.is_floating_point()
-    }
+    chosen: dict[str, Tensor] = {name: tensor for name, tensor in every.items() if id(tensor) in wanted - left_out}
     if not chosen:
         raise ValueError(
-            "there is nothing to prune: targets and ignore leave no trainable parameter (by default those of two or "
-            f"more dimensions that are not embeddings); the model has {some(dict(model.named_parameters()))}"
+            "there is nothing to prune: targets (by default matrices and kernels, no embeddings) and ignore leave no "
+            f"trainable parameter; the model has {some(dict(model.named_parameters()))}"
         )
     return chosen
 
