@@ -89,7 +89,8 @@ def squares(
         columns = slice(left, min(left + width, d))
         tile = held[: m * (columns.stop - left)].view(m, -1).copy_(X[:, columns])
         LX = made[: tile.numel()].view_as(tile)
-        _multiply_lower(L, tile, out=LX)
+        for rows in _row_blocks(m, LEAST_ROWS):
+            torch.mm(L[rows, : rows.stop], tile[: rows.stop], out=LX[rows])
         of_product[columns] = LX.square_().sum(0)
         of_X[columns] = _weighted(tile.square_(), weights)
     return of_product, of_X
@@ -118,14 +119,9 @@ def pair_products(
     step: int,
     whitened: Callable[[Int[Tensor, " k"], Int[Tensor, "k q"]], Float[Tensor, "k r q"]],
 ) -> Float[Tensor, " n"]:
-    """W_i · W_j for pairs of columns (i, j) of blocks of `length` columns; zero between blocks.
+    """W_i · W_j for i in `rows` and j in `columns`, with blocks of `length` columns; zero between blocks.
 
-    Args:
-        rows: i.
-        columns: j.
-        length: of a block.
-        step: pairs worked on at once.
-        whitened: (blocks, columns of each block) -> those columns of W; each column is asked for once per step.
+    `whitened` makes columns of W from (blocks, columns of each block), once for `step` pairs.
     """
     out = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
     same = (rows // length == columns // length).nonzero()[:, 0]
@@ -173,18 +169,6 @@ def _tiles(G: Float[Tensor, "m d"], dtype: torch.dtype) -> Iterator[tuple[slice,
             rows = slice(top, min(top + height, m))
             source = G[rows, columns]
             yield rows, columns, buffer[: source.numel()].view_as(source).copy_(source)
-
-
-def _multiply_lower(L: Float[Tensor, "m m"], X: Float[Tensor, "m d"], out: Float[Tensor, "m d"]) -> None:
-    """L X for a lower triangular L, by halves: the upper right quarter is never touched."""
-    m = len(L)
-    if m <= LEAST_ROWS:
-        torch.mm(L, X, out=out)
-        return
-    top, bottom = slice(0, m // 2), slice(m // 2, m)
-    _multiply_lower(L[bottom, bottom], X[bottom], out[bottom])
-    out[bottom].addmm_(L[bottom, top], X[top])
-    _multiply_lower(L[top, top], X[top], out[top])
 
 
 def _row_blocks(m: int, height: int) -> Iterator[slice]:

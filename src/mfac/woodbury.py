@@ -74,11 +74,7 @@ def quadratic_form(
 ) -> Float[Tensor, "*k"]:
     """xᵀF⁻¹x = (‖x‖² − ‖L⁻¹Gx‖²)/λ, held in [‖x‖⁴/(xᵀFx), ‖x‖²/λ] (Cauchy-Schwarz), so never negative.
 
-    Args:
-        x_squared: ‖x‖².
-        projected: ‖L⁻¹Gx‖².
-        curvature: xᵀFx.
-        damping: λ.
+    `projected` is ‖L⁻¹Gx‖², and `curvature` xᵀFx.
     """
     least = torch.where(x_squared > 0, x_squared.square() / curvature, 0.0)
     return ((x_squared - projected) / damping).clamp_max(x_squared / damping).maximum(least)
@@ -99,14 +95,10 @@ def single_sums(
 def removal_cost(
     squares: Float[Tensor, "*blocks"], a: Float[Tensor, "*blocks m"], u: Float[Tensor, "*blocks m"], damping: float
 ) -> Float[Tensor, "*blocks"]:
-    """The loss that the joint removal of Q adds in the quadratic model: ½ λ (‖θ_Q‖² + u·S_R⁻¹u).
+    """The loss that the joint removal of Q adds in the quadratic model: ½ λ (‖θ_Q‖² + u·S_R⁻¹u), u = G_Q θ_Q.
 
-    Args:
-        squares: ‖θ_Q‖².
-        a: S_R⁻¹u, with S_R = shift · I + G_R G_Rᵀ; the kept weights R move by G_Rᵀa. This is the exact joint Optimal
-            Brain Surgeon update, without the #Q x #Q system.
-        u: G_Q θ_Q.
-        damping: λ.
+    `squares` is ‖θ_Q‖², and a = S_R⁻¹u with S_R = shift · I + G_R G_Rᵀ. The kept weights R move by G_Rᵀa: the exact
+    joint Optimal Brain Surgeon update, without the #Q x #Q system.
     """
     return 0.5 * damping * (squares + (u * a).sum(-1))
 
