@@ -25,17 +25,9 @@ class DualBlocks:
     and if the stored dtype can hold it, G's memory takes W = L⁻¹ G instead: then S⁻¹ is the identity, and an element
     costs O(m) instead of O(m²).
 
-    If ranks share the only block, each has some columns of G, and all of S and L: `reduce` sums G Gᵀ and G x over them.
-
-    Args:
-        run: where the blocks lie.
-        pages: where G is.
-        damping: λ.
-        precision: of products with G.
-        weights: c with F = λI + Σ c_i g_i g_iᵀ; None: 1/m each.
-        gram: G Gᵀ of every block, if it is known already.
-        overwrite: whether G's memory may be used.
-        reduce: sums a tensor over the ranks.
+    `weights` are c with F = λI + Σ c_i g_i g_iᵀ (None: 1/m each), and `gram` is G Gᵀ of every block, if it is known
+    already. If ranks share the only block, each has some columns of G, and S and L in full: `reduce` sums G Gᵀ and G x
+    over them.
     """
 
     def __init__(

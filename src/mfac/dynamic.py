@@ -14,11 +14,11 @@ from mfac.inverse_fisher import InverseFisher, Ranks, ranks_of
 from mfac.pages import BlockRun
 from mfac.precision import Precision, check_precision, is_sensitive, needs_float64, product_dtype
 from mfac.sliding import SlidingInverse
+from mfac.windows.plain import DTYPES
 from mfac.windows.rows import SavedRows
 from mfac.windows.storage import Window, as_devices, as_kind, build_rows, check_wider, saved_rows
 
 Normalize = Literal["seen", "full", "sum"]
-ANSWER_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 SHORT_ROW = 1 << 14  # up to here float32 is as good for a sum of squares as it is for products
 
 
@@ -74,8 +74,8 @@ class DynamicInverseFisher(InverseFisher):
             check_precision(precision)
             if normalize not in ("seen", "full", "sum"):
                 raise ValueError(f"normalize must be 'seen', 'full' or 'sum', not {normalize!r}")
-            if dtype not in ANSWER_DTYPES:
-                raise ValueError(f"dtype must be one of {', '.join(map(str, ANSWER_DTYPES))}, not {dtype!r}")
+            if dtype not in DTYPES:
+                raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, not {dtype!r}")
             kind, places = as_kind(dtype if window is None else window), as_devices(device, devices)
             super().__init__(num_grads, dim, damping, dtype, places[0])
             self._rows = build_rows(kind, num_grads, dim, places)
@@ -162,14 +162,6 @@ class DynamicInverseFisher(InverseFisher):
             value = -self._ranks.total(self._dim) * math.log(self.damping)
             return torch.tensor(value, dtype=torch.float64, device=self.device)
         return self._frozen().logdet()
-
-    def to_dense(self) -> Float[Tensor, "d d"]:
-        if self._ranks.size > 1:
-            raise ValueError(
-                f"the columns of this operator are on {self._ranks.size} ranks, and a dense matrix has all of them; "
-                "use op @ x with pieces of x, or op.diagonal()"
-            )
-        return super().to_dense()
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state, always with the same entries, as checkpoints that load in place require.

@@ -64,12 +64,10 @@ class GradientFile:
 
     @property
     def rows(self) -> int:
-        """The number of complete rows."""
         return min((os.path.getsize(self.path) - HEADER_BYTES) // self._row_bytes, self.num_grads)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(complete rows, dim)."""
         return self.rows, self.dim
 
     def append(self, rows: Tensor) -> None:

@@ -21,6 +21,8 @@ class InverseFisher(ABC):
     Products have the dtype of the vector, diagonals and elements that of the operator.
     """
 
+    _ranks: "Ranks"
+
     def __init__(self, num_grads: int, dim: int, damping: float, dtype: torch.dtype, device: torch.device):
         self.num_grads = num_grads
         self.dtype = dtype
@@ -82,7 +84,12 @@ class InverseFisher(ABC):
         """log det F⁻¹, in float64: it grows with d, and differences of it would have no digits in float32."""
 
     def to_dense(self) -> Float[Tensor, "d d"]:
-        """F⁻¹ as a d x d tensor, if d is small."""
+        """F⁻¹ as a d x d tensor, if d is small; on one rank only."""
+        if self._ranks.size > 1:
+            raise ValueError(
+                f"{self._ranks.size} ranks share the columns, and no rank can have the dense matrix; use op @ x, "
+                "op.diagonal(), or op[i, j] between weights of this rank"
+            )
         needed, available = 3 * self._dim**2 * self.dtype.itemsize, available_memory(self.device)
         if available is not None and needed > available:
             raise MemoryError(

@@ -89,8 +89,7 @@ def squares(
         columns = slice(left, min(left + width, d))
         tile = held[: m * (columns.stop - left)].view(m, -1).copy_(X[:, columns])
         LX = made[: tile.numel()].view_as(tile)
-        for rows in _row_blocks(m, LEAST_ROWS):
-            torch.mm(L[rows, : rows.stop], tile[: rows.stop], out=LX[rows])
+        _multiply_lower(L, tile, out=LX)
         of_product[columns] = LX.square_().sum(0)
         of_X[columns] = _weighted(tile.square_(), weights)
     return of_product, of_X
@@ -169,6 +168,18 @@ def _tiles(G: Float[Tensor, "m d"], dtype: torch.dtype) -> Iterator[tuple[slice,
             rows = slice(top, min(top + height, m))
             source = G[rows, columns]
             yield rows, columns, buffer[: source.numel()].view_as(source).copy_(source)
+
+
+def _multiply_lower(L: Float[Tensor, "m m"], X: Float[Tensor, "m d"], out: Float[Tensor, "m d"]) -> None:
+    """L X for a lower triangular L, by halves: the upper right quarter is never touched."""
+    m = len(L)
+    if m <= LEAST_ROWS:
+        torch.mm(L, X, out=out)
+        return
+    top, bottom = slice(0, m // 2), slice(m // 2, m)
+    _multiply_lower(L[bottom, bottom], X[bottom], out[bottom])
+    out[bottom].addmm_(L[bottom, top], X[top])
+    _multiply_lower(L[top, top], X[top], out[top])
 
 
 def _row_blocks(m: int, height: int) -> Iterator[slice]:

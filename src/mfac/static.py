@@ -96,15 +96,6 @@ class StaticInverseFisher(InverseFisher):
         """log det F⁻¹, in float64; over all ranks."""
         return self._over_blocks([blocks.logdet() for blocks in self._blocks], ())
 
-    def to_dense(self) -> Float[Tensor, "d d"]:
-        """F⁻¹ as a d x d tensor, if d is small; on one rank only."""
-        if self._ranks.size > 1:
-            raise ValueError(
-                "the operator has some columns on each rank, and no rank can have the dense matrix; use op @ x, "
-                "op.diagonal(), or op[i, j] between weights of this rank"
-            )
-        return super().to_dense()
-
     def _apply(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]:
         out = torch.empty_like(x)
         for blocks in self._blocks:

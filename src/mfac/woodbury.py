@@ -131,15 +131,3 @@ def primal_removal(
     delta = torch.where(removed, -theta, moved)
     # ½ δᵀFδ = ½ (θ_QᵀF_QQθ_Q − θ_QᵀF_QRδ_R): the part on R vanishes where δ_R is the minimum.
     return delta, 0.5 * ((gone * right).sum(-1) - (torch.where(kept, right, 0.0) * moved).sum(-1)).clamp_min(0)
-
-
-def inverse_removal(
-    inverse: Float[Tensor, "*blocks b b"], theta: Float[Tensor, "*blocks b"], removed: Bool[Tensor, "*blocks b"]
-) -> tuple[Float[Tensor, "*blocks b"], Float[Tensor, "*blocks"]]:
-    """The joint removal from F⁻¹: δ = −F⁻¹_:Q ([F⁻¹]_QQ)⁻¹ θ_Q, and ½ θ_Qᵀ([F⁻¹]_QQ)⁻¹θ_Q."""
-    gone = torch.where(removed, theta, 0.0)
-    inner = torch.where(removed[..., :, None] & removed[..., None, :], inverse, 0.0)
-    inner.diagonal(dim1=-2, dim2=-1).add_((~removed).to(inverse.dtype))
-    x = torch.where(removed, solve(factor(inner, 0.0, overwrite=True), gone), 0.0)
-    delta = -torch.einsum("...ij,...j->...i", inverse, x)
-    return torch.where(removed, -theta, delta), 0.5 * (gone * x).sum(-1)
