@@ -189,12 +189,9 @@ def test_what_is_no_task_at_all(tmp_path):
 def test_the_template_works_as_it_is_and_overwrites_nothing(tmp_path):
     path = tmp_path / "mine.py"
     write_template(path)
-    task = load_task(str(path))
     assert f"mfac plan {path}" in path.read_text()
-    model = trial(task)
-    task.pretrain(model)
-    assert task.evaluate(model) > 0.95
-    assert isinstance(task.optimizer(model.parameters()), torch.optim.Adam)
+    assert (load_task(str(path)).name, load_task(str(path)).measure) == ("mine", "accuracy")
+    trial(load_task(str(path)))
     path.write_text("mine")
     with pytest.raises(FileExistsError, match="exists already; choose another name, or overwrite it with --force"):
         write_template(path)
@@ -204,3 +201,10 @@ def test_the_template_works_as_it_is_and_overwrites_nothing(tmp_path):
         write_template(tmp_path / "mine.txt")
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         write_template(tmp_path / "no" / "mine.py")
+
+
+def test_digits_without_scikit_learn_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.delitem(sys.modules, "mfac.app.tasks.digits", raising=False)
+    with pytest.raises(TaskError, match=r"digits requires scikit-learn: pip install 'torch-mfac\[demo\]'"):
+        load_task("digits")

@@ -10,8 +10,7 @@ from mfac import __version__
 from mfac.app import demo as tour
 from mfac.app.cli.commands import plan, prune, train
 from mfac.app.cli.display import ProgressDisplay, show_run
-from mfac.app.cli.errors import reported
-from mfac.app.cli.options import AsJson
+from mfac.app.cli.options import AsJson, command
 from mfac.app.report import write_page
 from mfac.app.runs.folder import read_run
 from mfac.app.tasks import write_template
@@ -42,6 +41,7 @@ def overview(
     """
 
 
+@command()
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, or run.json files.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")] = Path("report.html"),
@@ -61,6 +61,7 @@ def report(
     typer.echo(json.dumps({"report": str(out), "runs": list(map(str, runs))}) if as_json else f"Report: {out}")
 
 
+@command()
 def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; it must end in .py.")] = Path(
         "task.py"
@@ -78,6 +79,7 @@ def init(
     typer.echo(f"Wrote {file}. It works as it is: try `mfac prune {file}`, then put in your own model and data.")
 
 
+@command()
 def demo(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for the two runs and the report.")] = Path(
         "mfac-demo"
@@ -99,5 +101,5 @@ def demo(
     typer.echo(f"Report: {page}")
 
 
-for command in (prune, train, plan, report, init, demo):
-    app.command()(reported(command))
+for function in (prune, train, plan, report, init, demo):
+    app.command()(function)
