@@ -28,7 +28,7 @@ BAD = [
     ({"sparsity": 90}, r"not 90; did you mean 0\.9\?"),
     ({"sparsity": float("nan")}, "number from 0 to 1, not nan"),
     ({"sparsity": "half"}, "number from 0 to 1, not 'half'"),
-    ({"sparsity": 1.0}, "the floor keeps 2 of them so that no layer dies; request a sparsity of at most 0.964"),
+    ({"sparsity": 1.0}, "the floor keeps 2 of them; request a sparsity of at most 0.964"),
     ({"sparsity": None}, 'sparsity=None requires an "N:M" pattern'),
     ({"sparsity": {"0.weight": 2.0}}, "number from 0 to 1, not 2.0"),
     ({"sparsity": {"0.wieght": 0.5}}, "targets: '0.wieght' matches no parameter of the model; did you mean '0.weight'"),

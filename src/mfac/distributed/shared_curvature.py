@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -12,33 +12,17 @@ from mfac.distributed.shares import ColumnShare
 from mfac.inverse_fisher import Ranks
 
 
-class LocalCurvature(Protocol):
-    """The curvature of one rank's share: `mfac.pruning.curvature.FisherCurvature`."""
-
-    damping: float
-
-    def scores(self, theta: Tensor) -> Tensor: ...
-
-    def remove(self, theta: Tensor, removed: Tensor, update: str) -> tuple[Tensor, float]: ...
-
-    def group_costs(self, theta: Tensor, ids: Tensor, count: int) -> Tensor: ...
-
-    def greedy_scores(self, theta: Tensor, count: int) -> Tensor: ...
-
-    def group_inverses(self, positions: Tensor) -> Tensor: ...
-
-
 class SharedCurvature:
     """Takes and gives vectors over all weights, with the same bits on every rank; works on this rank's share of them.
 
     Args:
-        local: the curvature of this rank's share.
+        local: the `FisherCurvature` of this rank's share.
         shares: of the weights, by rank.
         ranks: that take part.
         divided: whether blocks are divided among the ranks; otherwise all share one matrix, which sums over them.
     """
 
-    def __init__(self, local: LocalCurvature, shares: Sequence[ColumnShare], ranks: Ranks, divided: bool):
+    def __init__(self, local: Any, shares: Sequence[ColumnShare], ranks: Ranks, divided: bool):
         self.local = local
         self.shares = shares
         self.ranks = ranks

@@ -132,6 +132,5 @@ def _check_pool(pool: Pool, masks: Mapping[str, Tensor], floor: int) -> None:
     if pool.keep < floor:
         raise ValueError(
             f"{where}sparsity {1 - pool.keep / size:.6g} leaves {pool.keep} of {size} weights, and the floor keeps "
-            f"{floor} of them so that no layer dies; request a sparsity of at most {1 - floor / size:.6g}, or "
-            "lower the floor"
+            f"{floor} of them; request a sparsity of at most {1 - floor / size:.6g}, or lower the floor"
         )

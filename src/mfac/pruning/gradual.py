@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from mfac.gradients.batches import Batch
 from mfac.gradients.collect import Fisher
 from mfac.gradients.losses import LossFn
+from mfac.pruning.batch_stream import generator_state, set_generator_state
 from mfac.pruning.mask_keeper import MaskKeeper, innermost
 from mfac.pruning.masks import apply_masks, matched_masks
 from mfac.pruning.options import PruningOptions, Scope
@@ -99,13 +100,10 @@ class GradualPruner:
         return self.schedule[self.steps_done] if self.steps_done < len(self.schedule) else None
 
     def step(self) -> PruningResult | None:
-        """Prunes to the next sparsity of the schedule; does nothing and returns None after the last.
+        """Prunes to the next sparsity of the schedule, as `mfac.prune` does; returns None after the last.
 
         If it fails or is interrupted, weights and masks are those of its last complete recomputation; it can be called
         again.
-
-        Raises:
-            ValueError: as for `mfac.prune`.
         """
         sparsity = self.next_sparsity
         if sparsity is None:
@@ -128,7 +126,7 @@ class GradualPruner:
             "seed": self._seed,
             "masks": {name: mask.clone() for name, mask in self._masks.items()},
             "history": [[asdict(record) for record in records] for records in self.history],
-            "generators": {name: generator.get_state() for name, generator in self._generators().items()},
+            "generators": [generator_state(self._batches), generator_state(self._options.bn_batches)],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -147,9 +145,8 @@ class GradualPruner:
             self._hold(matched_masks(self._model, state["masks"]))
         self.steps_done = state["steps_done"]
         self.history = [[StepRecord(**record) for record in records] for records in state["history"]]
-        for name, generator in self._generators().items():
-            if name in state["generators"]:
-                generator.set_state(state["generators"][name])
+        for loader, saved in zip((self._batches, self._options.bn_batches), state["generators"], strict=True):
+            set_generator_state(loader, saved)
 
     def _took(self, result: PruningResult) -> None:
         self._hold(result.masks)
@@ -172,9 +169,3 @@ class GradualPruner:
                 for name in MOMENTUM & values.keys():
                     if isinstance(values[name], Tensor):
                         values[name].zero_()
-
-    def _generators(self) -> dict[str, torch.Generator]:
-        """The generators of loaders that have their own."""
-        loaders = {"batches": self._batches, "bn_batches": self._options.bn_batches}
-        found = {name: getattr(loader, "generator", None) for name, loader in loaders.items()}
-        return {name: source for name, source in found.items() if isinstance(source, torch.Generator)}

@@ -29,10 +29,7 @@ def load_masks(source: Source) -> dict[str, Tensor]:
     """
     if isinstance(source, nn.Module):
         found = masks_of_model(source)
-        missing = (
-            "the model has no masks of torch.nn.utils.prune or torch.ao.pruning; "
-            "for weights that are zero, use mfac.masks_from_zeros(model)"
-        )
+        missing = "the model has no masks of torch's tools; for its zeros use mfac.masks_from_zeros(model)"
     elif isinstance(source, Mapping):
         found, missing = _masks_of_mapping(source), "the dict holds no mask"
     else:
@@ -47,7 +44,6 @@ def save_masks(masks: Mapping[str, Tensor], path: str | os.PathLike[str]) -> Non
 
     Raises:
         ValueError: there is nothing to save, or a mask does not hold zeros and ones.
-        ImportError: safetensors is missing.
     """
     if not masks:
         raise ValueError("there are no masks to save")

@@ -37,8 +37,7 @@ from mfac.pruning.selection import Selection
 from mfac.pruning.weights import MaskedWeights, choose_targets
 
 RANK_SEEDS = 1_000_003  # between the random states of two ranks; more than the steps of any run
-# Float32 rows beyond twice the block size take more memory than float64 sums of the blocks.
-ROWS_PER_BLOCK_SIZE = 2
+ROWS_PER_BLOCK_SIZE = 2  # float32 rows beyond twice the block size take more memory than float64 sums of the blocks
 DEFAULTS = PruningOptions()
 # Options that must be the same on every rank, besides those of the gradients.
 SHARED = ("recomputations", "scope", "floor", "block_size", "damping", "update", "order", "pattern", "method")
@@ -150,8 +149,7 @@ class Pruner:
         loss = history[-1].loss_after if history else self._mean_loss()
         if not math.isfinite(loss):
             raise ValueError(
-                f"the loss of the model is {loss} before anything is pruned: the model has diverged, or a batch is "
-                "broken; nothing was changed"
+                f"the loss of the model is {loss} before anything is pruned; check the model and its batches"
             )
         rows_dir = self.options.rows_dir
         with tempfile.TemporaryDirectory(prefix="mfac-rows-", dir=rows_dir) if rows_dir else nullcontext() as folder:
@@ -207,17 +205,9 @@ class Pruner:
             removed = layout.unflatten(self._ranks.from_first_(gone))
         delta, predicted = curvature.remove(theta, gone, self.options.update)
         loss_after = self._write(layout, theta + delta, removed)
-        return StepRecord(
-            step=step.number,
-            removed=int(gone.sum()),
-            sparsity=weights.sparsity,
-            loss_before=loss,
-            loss_after=loss_after,
-            predicted_increase=predicted,
-            damping=curvature.damping,
-            seconds=time.perf_counter() - start,
-            gradient_seconds=gradient_seconds,
-        )
+        seconds, count = time.perf_counter() - start, int(gone.sum())
+        known = weights.sparsity, loss, loss_after, predicted, curvature.damping
+        return StepRecord(step.number, count, *known, seconds, gradient_seconds)
 
     def _write(self, layout: ParameterLayout, theta: Float[Tensor, " d"], removed: Mapping[str, Tensor]) -> float:
         """Writes the weights and masks; returns the loss after it."""
@@ -232,8 +222,8 @@ class Pruner:
             loss = self._mean_loss()
             if not math.isfinite(loss):
                 raise RuntimeError(
-                    f"the loss became {loss} in this step, which is undone: the weights are those of the step before; "
-                    "use a larger damping, more recomputations, or a lower sparsity"
+                    f"the loss became {loss} in this step, which is undone; use a larger damping, more recomputations, "
+                    "or a lower sparsity"
                 )
             return loss
 
@@ -294,7 +284,7 @@ class FisherMethod:
             sizes = shares[ranks.rank].sizes
         if isinstance(damping, str):
             assert isinstance(measured, Tensor)
-            damping = choose_damping(measured, self.block_size, sizes, reduce=reduce)
+            damping = choose_damping(measured, self.block_size, sizes, reduce)
         local = FisherCurvature(measured, damping, self.block_size, sizes, step.layout.device, reduce)
         return local if ranks.size == 1 else SharedCurvature(local, shares, ranks, self.block_size is not None)
 

@@ -18,7 +18,7 @@ class MaskedWeights:
     `other_masks` are those given for parameters that are not targets, which are passed through.
 
     Raises:
-        ValueError: a mask of no parameter, or of another shape or type; targets on several devices.
+        ValueError: a mask does not fit, or the targets are on several devices.
     """
 
     def __init__(self, model: nn.Module, targets: Mapping[str, Tensor], masks: Masks = None):
@@ -30,9 +30,7 @@ class MaskedWeights:
         layout = ParameterLayout(model, list(targets), masks)
         kept = layout.unflatten(torch.ones(layout.dim, dtype=torch.bool, device=layout.device))
         self.masks = {name: mask.clone() for name, mask in kept.items()}
-        self.other_masks = {
-            key: mask for key, mask in (masks or {}).items() if isinstance(key, str) and key not in self.masks
-        }
+        self.other_masks = {k: m for k, m in (masks or {}).items() if isinstance(k, str) and k not in self.masks}
 
     @property
     def device(self) -> torch.device:
@@ -44,14 +42,11 @@ class MaskedWeights:
         return 1 - kept / sum(mask.numel() for mask in self.masks.values())
 
     def layout(self) -> ParameterLayout:
-        """The coordinates that are left."""
         return ParameterLayout(self.model, list(self.targets), self.masks)
 
     def vector(self, layout: ParameterLayout) -> Float[Tensor, " d"]:
         """The kept weights in a row, in float64."""
-        row = torch.empty(layout.dim, dtype=torch.float64, device=layout.device)
-        layout.flatten([tensor.detach() for tensor in layout.tensors], row)
-        return row
+        return self.row_of(layout, {name: tensor.detach().double() for name, tensor in self.targets.items()})
 
     def row_of(self, layout: ParameterLayout, values: Mapping[str, Tensor]) -> Tensor:
         """One value per weight, in the coordinates of the layout."""
