@@ -138,7 +138,7 @@ def test_blocks_that_stop_early_do_not_change_the_greedy_choice(kind, monkeypatc
     monkeypatch.setattr(primal, "BLOCK_PIECE", 1)
     problem = quadratic(8, 5)
     curvature = built(kind, problem.rows, 5)
-    whole, limited = curvature.greedy_scores(problem.theta, None), curvature.greedy_scores(problem.theta, 6)
+    whole, limited = curvature.greedy_scores(problem.theta, 32), curvature.greedy_scores(problem.theta, 6)
     assert torch.isfinite(whole).all()
     assert torch.isinf(limited).any()
     assert set(whole.topk(6, largest=False).indices.tolist()) == set(limited.topk(6, largest=False).indices.tolist())
