@@ -215,9 +215,9 @@ REFUSED = [  # masks, whether a model is given, whether the optimizer has names
     ({"zzz": MASK}, True, True, "it has 0.weight, 0.bias, 2.weight, 2.bias"),
     ({"zzz": MASK}, False, True, "matches no parameter of the optimizer; it has"),
     ({"0.weight": MASK}, False, False, r"pass model=, or build the optimizer from model.named_parameters\(\)"),
-    ({"0.weight": MASK.T}, True, True, r"'0.weight' needs a bool tensor of shape \(7, 5\) .* of shape \(5, 7\)"),
+    ({"0.weight": MASK.T}, True, True, r"'0.weight' needs a bool tensor of shape \(7, 5\).* of shape \(5, 7\)"),
     ({"0.weight": [1]}, True, True, "this one is a list"),
-    ({"0.weight": 2 * MASK.float()}, True, True, "True or 1 for kept and False or 0 for removed"),
+    ({"0.weight": 2 * MASK.float()}, True, True, "has other values than True or 1 for kept and False or 0 for removed"),
     ({nn.Parameter(torch.ones(7, 5)): MASK}, False, True, r"shape \(7, 5\) matches no parameter of the opt"),
 ]
 

@@ -82,7 +82,7 @@ def test_a_list_is_a_schedule():
         ([0.5, math.nan], r"schedule\[1\] is nan"),
         ([0.5, "0.9"], r"schedule\[1\] is '0.9'"),
         ([0.5, 0.5], r"schedule\[1\] is 0.5, not above the 0.5 before it"),
-        ([0.8, 0.5], "removed weights do not come back"),
+        ([0.8, 0.5], "sparsities must rise"),
     ],
 )
 def test_lists_that_are_no_schedule(schedule, message):
@@ -125,8 +125,8 @@ def test_the_cycle_s_state_is_saved():
         ({"period": 0, "cycles": 1}, "period must be at least 1"),
         ({"period": 3, "cycles": 1, "low": 4}, "low must be between 0 and the period of 3, not 4"),
         ({"period": 3, "cycles": 1, "factor": 0}, "factor must be above 0"),
-        ({"period": 3, "cycles": 2, "drops": (5,)}, "the cycles end at epoch 6"),
-        ({"period": 3, "cycles": 2, "drops": (9, 8)}, "drops are epochs after the cycles, rising"),
+        ({"period": 3, "cycles": 2, "drops": (5,)}, "after the cycles, which end at epoch 6"),
+        ({"period": 3, "cycles": 2, "drops": (9, 8)}, "drops are rising epochs after the cycles"),
     ],
 )
 def test_cycles_that_make_no_sense(options, message):

@@ -15,14 +15,8 @@ class BatchStream:
     """An endless iterator over batches that continues where it stopped, and starts again at the end.
 
     Whatever `batches` draws from the global random states (an order, an augmentation) comes from states of the stream
-    instead: the caller's are left alone, and no two recomputations see the same draws.
-
-    Args:
-        batches: any iterable; an iterator, which can be consumed only once, must be long enough.
-        seed: where the stream's random states start; None: at the present global ones.
-
-    Raises:
-        ValueError: `batches` is a single dict.
+    instead, which start at `seed`, or at the present global ones: the caller's are left alone, and no two
+    recomputations see the same draws. An iterator, which can be consumed only once, must be long enough.
     """
 
     def __init__(self, batches: Iterable[Batch], seed: int | None = None):
@@ -47,17 +41,15 @@ class BatchStream:
 
     def peek(self, count: int) -> list[Batch]:
         """The next `count` batches, without drawing them; fewer if there are no more."""
-        while len(self._ahead) < count:
-            try:
+        try:
+            while len(self._ahead) < count:
                 self._ahead.append(self._read())
-            except ValueError:
-                if not self._ahead:
-                    raise
-                break
+        except ValueError:
+            if not self._ahead:
+                raise
         return list(self._ahead)[:count]
 
     def state_dict(self) -> dict[str, Any]:
-        """The random states at the start, and how many batches were drawn since."""
         return {**self._start, "drawn": self.drawn}
 
     def load_state_dict(self, state: Mapping[str, Any], drawn: int | None = None) -> None:
@@ -92,12 +84,12 @@ class BatchStream:
         if not given:
             raise ValueError("batches is empty; at least one batch is needed")
         raise ValueError(
-            f"batches gave {given} and then nothing more: an iterator can be consumed only once{self.needed}; "
-            "pass a list, a DataLoader or another iterable that can start again"
+            f"batches gave {given} and then nothing more{self.needed}; an iterator can be consumed only once: pass a "
+            "list or a DataLoader"
         )
 
 
-def generator_state(batches: Iterable[Batch] | None) -> torch.Tensor | None:
+def generator_state(batches: object) -> torch.Tensor | None:
     """The state of a loader's own generator, if it has one."""
     generator = getattr(batches, "generator", None)
     return generator.get_state() if isinstance(generator, torch.Generator) else None
@@ -105,5 +97,5 @@ def generator_state(batches: Iterable[Batch] | None) -> torch.Tensor | None:
 
 def set_generator_state(batches: Any, state: torch.Tensor | None) -> None:
     """Puts back what `generator_state` returned."""
-    if state is not None:
+    if state is not None and generator_state(batches) is not None:
         batches.generator.set_state(state)
