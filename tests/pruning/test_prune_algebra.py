@@ -7,11 +7,12 @@ import torch
 from pruning_cases import DAMPING, SIZES, blocks_of, dense_fisher, dense_joint, dense_obs, dense_scores, quadratic
 
 import mfac
+from experiments.baselines.woodfisher import inverse_removal
 from mfac import pages, primal
 from mfac.pruning.curvature import FisherCurvature
 from mfac.pruning.dampings import FRACTIONS, choose_damping
 from mfac.pruning.greedy import greedy_costs
-from mfac.woodbury import inverse_removal, primal_removal
+from mfac.woodbury import primal_removal
 
 CPU = torch.device("cpu")
 

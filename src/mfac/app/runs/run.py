@@ -158,4 +158,4 @@ def _task_file(task: Task) -> str | None:
     if task.source.endswith(".py") or not task.source:
         return task.source or None
     found = importlib.util.find_spec(task.source)
-    return found and found.origin
+    return None if found is None else found.origin
