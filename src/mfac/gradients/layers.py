@@ -5,7 +5,7 @@ runs outside, on plain tensors that hold all c samples, as one ordinary batch. I
 the autograd graph are kept: once the gradient of the output is known, each sample's weight gradient follows from them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -34,9 +34,9 @@ class RowWriter:
     `bound` is at least as large as any number in the rows: finite if they are, and much cheaper than reading them.
     """
 
-    def __init__(self, rows: Sequence[Float[Tensor, "d"]], slots: dict[int, slice]):
+    def __init__(self, rows: Float[Tensor, "c d"], slots: dict[int, slice]):
         self.rows, self.slots = rows, slots
-        self.bound = torch.zeros((), device=rows[0].device)
+        self.bound = torch.zeros((), device=rows.device)
         self._written: set[int] = set()
 
     def add(self, parameter: int, value: Float[Tensor, "c ..."]) -> None:
@@ -48,8 +48,7 @@ class RowWriter:
         self.bound += _largest(dy) * _largest(x) * x.shape[1]
         first, c = self._is_first(parameter), len(x)
         if first and x.shape[1] == 1 and x.device.type == "cpu":  # bound by memory: each number is written once
-            for row, left, right in zip(self.rows, dy.mT, x.to(dy.dtype), strict=True):
-                torch.mul(left, right, out=row[self.slots[parameter]].view(len(left), -1))
+            torch.mul(dy.mT, x.to(dy.dtype), out=self.rows[:, self.slots[parameter]].unflatten(1, (dy.shape[2], -1)))
             return
         count = max(1, CACHED // (dy.shape[2] * x.shape[2])) if x.device.type == "cpu" else c
         for start in range(0, c, count):
@@ -65,8 +64,8 @@ class RowWriter:
         self.bound += _largest(dy) * lines.shape[1]
         self._written.add(parameter)
         slot = self.slots[parameter]
-        for row, at, value in zip(self.rows, lines.unbind(), dy.unbind(), strict=True):
-            table = row[slot].view(-1, dy.shape[2])
+        for row, at, value in zip(self.rows[:, slot].unbind(), lines.unbind(), dy.unbind(), strict=True):
+            table = row.view(-1, dy.shape[2])
             if row.device.type == "cpu":
                 table.index_add_(0, at, value.to(row.dtype))
             else:  # sorts there, where index_add_ does not keep the order
@@ -84,10 +83,9 @@ class RowWriter:
         return first
 
     def _put(self, parameter: int, value: Float[Tensor, "n ..."], first: bool, start: int = 0) -> None:
-        slot = self.slots[parameter]
-        places = [row[slot] for row in self.rows[start : start + len(value)]]
-        write = torch._foreach_copy_ if first else torch._foreach_add_
-        write(places, value.reshape(len(value), -1).to(places[0].dtype).unbind())
+        place = self.rows[start : start + len(value), self.slots[parameter]]
+        write = place.copy_ if first else place.add_
+        write(value.reshape(place.shape))
 
 
 Write = Callable[..., None]

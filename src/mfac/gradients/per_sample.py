@@ -6,7 +6,6 @@ differentiated as c separate copies, which is cheap for the small ones that are 
 """
 
 import warnings
-from collections.abc import Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -80,7 +79,7 @@ class MappedGradients:
         full = out if direct else self._staging[: len(out)]
         if not (direct and zeroed):
             full.zero_()
-        losses, bound = self._fill(batch, full.unbind())
+        losses, bound = self._fill(batch, full)
         if not direct:
             layout.compress(full, out)
         if not self._decided:
@@ -127,7 +126,7 @@ class MappedGradients:
         available = available_memory(self.layout.device)
         return STAGING_BYTES if available is None else max(1, min(STAGING_BYTES, available // 4))
 
-    def _fill(self, batch: Batch, rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def _fill(self, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Writes the gradient of sample i into rows[i]; the losses, and a bound on the numbers in the rows."""
         if any(isinstance(module, torch.jit.ScriptModule) for module in self._bound.modules()):
             raise RuntimeError("it has a scripted module, whose layers cannot be caught")
@@ -143,15 +142,16 @@ class MappedGradients:
                 return losses, writer.bound
             self._repeated |= missed
 
-    def _fill_apart(self, batch: Batch, rows: Sequence[Tensor], taken: Tensor) -> tuple[Tensor, Tensor]:
+    def _fill_apart(self, batch: Batch, rows: Tensor, taken: Tensor) -> tuple[Tensor, Tensor]:
         """The samples that take a branch, and those that do not, as chunks of their own."""
-        filled, order = [], []
-        for part in (taken.nonzero().squeeze(1), (~taken).nonzero().squeeze(1)):
+        losses, bound, most = rows.new_empty(len(rows)), torch.zeros((), device=rows.device), self._fitting(len(rows))
+        for part in (*taken.nonzero().squeeze(1).split(most), *(~taken).nonzero().squeeze(1).split(most)):
             samples = with_sample_tensors(batch, [tensor.index_select(0, part) for tensor in sample_tensors(batch)])
-            filled.append(self._fill(samples, [rows[i] for i in part.tolist()]))
-            order.append(part)
-        losses, bounds = zip(*filled, strict=True)
-        return torch.cat(losses)[torch.cat(order).argsort()], sum(bounds)
+            apart = rows.new_zeros(len(part), rows.shape[1])
+            values, largest = self._fill(samples, apart)
+            rows[part], losses[part] = apart, values.to(losses.dtype)
+            bound += largest
+        return losses, bound
 
     def _attempt(self, batch: Batch, writer: RowWriter) -> tuple[Tensor, set[int]]:
         """The losses, and the ids of the parameters that are also used in a way that is not caught.
