@@ -71,12 +71,6 @@ class RowWriter:
             else:  # sorts there, where index_add_ does not keep the order
                 table.index_put_((at,), value.to(row.dtype), accumulate=True)
 
-    def add_convolution(
-        self, parameter: int, x: Float[Tensor, "c n i ..."], dy: Float[Tensor, "c n o ..."],
-        gradient: Callable[[Tensor, Tensor], Tensor],
-    ) -> None:  # fmt: skip
-        self.add(parameter, torch.func.vmap(gradient)(x.to(dy.dtype), dy))
-
     def _is_first(self, parameter: int) -> bool:
         first = parameter not in self._written
         self._written.add(parameter)
@@ -84,8 +78,7 @@ class RowWriter:
 
     def _put(self, parameter: int, value: Float[Tensor, "n ..."], first: bool, start: int = 0) -> None:
         place = self.rows[start : start + len(value), self.slots[parameter]]
-        write = place.copy_ if first else place.add_
-        write(value.reshape(place.shape))
+        (place.copy_ if first else place.add_)(value.reshape(place.shape))
 
 
 Write = Callable[..., None]
@@ -118,9 +111,9 @@ class Interception(TorchFunctionMode):
         self._rules: dict[Any, Callable[..., Any]] = {
             F.linear: self._linear,
             F.embedding: self._embedding,
-            torch.conv1d: partial(self._convolution, F.conv1d, conv_grad.conv1d_weight),
-            torch.conv2d: partial(self._convolution, F.conv2d, conv_grad.conv2d_weight),
-            torch.conv3d: partial(self._convolution, F.conv3d, conv_grad.conv3d_weight),
+            torch.conv1d: partial(self._convolution, torch.conv1d, conv_grad.conv1d_weight),
+            torch.conv2d: partial(self._convolution, torch.conv2d, conv_grad.conv2d_weight),
+            torch.conv3d: partial(self._convolution, torch.conv3d, conv_grad.conv3d_weight),
             F.scaled_dot_product_attention: self._attention,
             Tensor.__bool__: self._branch,
         }
@@ -182,8 +175,11 @@ class Interception(TorchFunctionMode):
         if isinstance(padding, str) or input.ndim != weight.ndim:
             return NotImplemented
         options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-        of_weight = lambda x, dy: gradient(x, weight.shape, dy, **options)  # noqa: E731
-        add = partial(RowWriter.add_convolution, gradient=of_weight)
+
+        def add(rows: RowWriter, parameter: int, x: Tensor, dy: Tensor) -> None:
+            of_weight = torch.func.vmap(lambda x, dy: gradient(x, weight.shape, dy, **options))
+            rows.add(parameter, of_weight(x.to(dy.dtype), dy))
+
         return self._run(partial(layer, **options), add, input, weight.ndim - 1, weight, bias)
 
     def _attention(

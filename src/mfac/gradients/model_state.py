@@ -25,34 +25,27 @@ def evaluation(model: nn.Module) -> Iterator[None]:
         for module in model.modules()
         for name, buffer in module.named_buffers(recurse=False)
     ]
-    accelerators = {p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")}
-    with _random_state(sorted(accelerators, key=str)):
-        try:
-            model.eval()
-            for parameter, _ in grads:
-                parameter.grad = None
-            with torch.inference_mode(False), torch.enable_grad():
-                yield
-        finally:
-            for module, flag in flags:
-                module.training = flag
-            for parameter, grad in grads:
-                parameter.grad = grad
-            _restore_buffers(buffers)
-
-
-@contextmanager
-def _random_state(devices: list[torch.device]) -> Iterator[None]:
-    ours, theirs, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    states = [(device, torch.get_device_module(device).get_rng_state(device)) for device in devices]
+    devices = {parameter.device for parameter in model.parameters()}
+    python, numpy, states = random.getstate(), np.random.get_state(), _random_states(devices)
     try:
-        yield
+        model.eval()
+        for parameter, _ in grads:
+            parameter.grad = None
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
     finally:
-        random.setstate(ours)
-        np.random.set_state(theirs)
-        torch.set_rng_state(cpu)
-        for device, state in states:
-            torch.get_device_module(device).set_rng_state(state, device)
+        random.setstate(python)
+        np.random.set_state(numpy)
+        _set_random_states(states)
+        for module, flag in flags:
+            module.training = flag
+        for parameter, grad in grads:
+            parameter.grad = grad
+        for module, name, buffer, value in buffers:
+            if getattr(module, name, None) is not buffer:
+                setattr(module, name, buffer)
+            if not torch.equal(buffer, value):
+                buffer.detach().copy_(value)
 
 
 def set_seed(seed: int, device: torch.device) -> None:
@@ -66,20 +59,22 @@ def set_seed(seed: int, device: torch.device) -> None:
 
 def with_own_random_state(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
     """The batches; what is drawn at random for them continues as if no seed had been set in between."""
-    module = None if device.type in ("cpu", "meta") else torch.get_device_module(device)
     for batch in batches:
-        here = torch.get_rng_state()
-        there = None if module is None else module.get_rng_state(device)
+        states = _random_states([device])
         yield batch
-        torch.set_rng_state(here)
-        if module is not None:
-            module.set_rng_state(there, device)
+        _set_random_states(states)
 
 
-def _restore_buffers(saved: list[tuple[nn.Module, str, Tensor, Tensor]]) -> None:
-    with torch.no_grad():
-        for module, name, buffer, value in saved:
-            if getattr(module, name, None) is not buffer:
-                setattr(module, name, buffer)
-            if not torch.equal(buffer, value):
-                buffer.copy_(value)
+def _random_states(devices: Iterable[torch.device]) -> dict[torch.device, Tensor]:
+    """Torch's random state on the CPU and on the accelerators among the devices."""
+    accelerators = [device for device in devices if device.type not in ("cpu", "meta")]
+    states = {device: torch.get_device_module(device).get_rng_state(device) for device in accelerators}
+    return {torch.device("cpu"): torch.get_rng_state()} | states
+
+
+def _set_random_states(states: dict[torch.device, Tensor]) -> None:
+    for device, state in states.items():
+        if device.type == "cpu":
+            torch.set_rng_state(state)
+        else:
+            torch.get_device_module(device).set_rng_state(state, device)

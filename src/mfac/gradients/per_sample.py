@@ -55,7 +55,7 @@ class MappedGradients:
         self._hooked = _first_with_hook(model, layout)
         self._slots = {id(p): slot for p, slot in zip(layout.tensors, layout.full_slots, strict=True)}
         # Matrices, and biases of layers that are caught, are repeated only if a use turns out not to be caught.
-        biases = {id(bias) for module in model.modules() if (bias := _bias(module)) is not None}
+        biases = {id(_bias(module)) for module in model.modules()}
         self._repeated = {id(p) for p in layout.tensors if p.ndim < 2 and id(p) not in biases}
         self._staging = torch.empty(0, layout.full_dim, dtype=layout.dtype, device=layout.device)
         self._sample_bytes, self._warned = 1, False
