@@ -31,11 +31,13 @@ REFUSED = {
 class RowWriter:
     """The rows of c samples, which hold zeros: the first gradient of a parameter (an id) is copied, others are added.
 
+    With an `index`, the row of sample s is rows[index[s]].
     `bound` is at least as large as any number in the rows: finite if they are, and much cheaper than reading them.
     """
 
-    def __init__(self, rows: Float[Tensor, "c d"], slots: dict[int, slice]):
-        self.rows, self.slots = rows, slots
+    def __init__(self, rows: Float[Tensor, "n d"], slots: dict[int, slice], index: Int[Tensor, "c"] | None = None):
+        self.rows, self.slots, self.index = rows, slots, index
+        self.count = len(rows if index is None else index)
         self.bound = torch.zeros((), device=rows.device)
         self._written: set[int] = set()
 
@@ -47,7 +49,7 @@ class RowWriter:
         """Adds dyᵀx for each sample, a few samples at a time on a CPU so that products stay in the cache."""
         self.bound += _largest(dy) * _largest(x) * x.shape[1]
         first, c = self._is_first(parameter), len(x)
-        if first and x.shape[1] == 1 and x.device.type == "cpu":  # bound by memory: each number is written once
+        if first and x.shape[1] == 1 and self.index is None and x.device.type == "cpu":  # each number is written once
             torch.mul(dy.mT, x.to(dy.dtype), out=self.rows[:, self.slots[parameter]].unflatten(1, (dy.shape[2], -1)))
             return
         count = max(1, CACHED // (dy.shape[2] * x.shape[2])) if x.device.type == "cpu" else c
@@ -64,7 +66,9 @@ class RowWriter:
         self.bound += _largest(dy) * lines.shape[1]
         self._written.add(parameter)
         slot = self.slots[parameter]
-        for row, at, value in zip(self.rows[:, slot].unbind(), lines.unbind(), dy.unbind(), strict=True):
+        places = range(self.count) if self.index is None else self.index.tolist()
+        for place, at, value in zip(places, lines.unbind(), dy.unbind(), strict=True):
+            row = self.rows[place, slot]
             table = row.view(-1, dy.shape[2])
             if row.device.type == "cpu":
                 table.index_add_(0, at, value.to(row.dtype))
@@ -77,8 +81,13 @@ class RowWriter:
         return first
 
     def _put(self, parameter: int, value: Float[Tensor, "n ..."], first: bool, start: int = 0) -> None:
-        place = self.rows[start : start + len(value), self.slots[parameter]]
-        (place.copy_ if first else place.add_)(value.reshape(place.shape))
+        region, stop = self.rows[:, self.slots[parameter]], start + len(value)
+        if self.index is None:
+            place = region[start:stop]
+            (place.copy_ if first else place.add_)(value.reshape(place.shape))
+        else:
+            write = region.index_copy_ if first else region.index_add_
+            write(0, self.index[start:stop], value.reshape(len(value), -1).to(region.dtype))
 
 
 Write = Callable[..., None]
