@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -12,35 +12,17 @@ from mfac.distributed.shares import ColumnShare
 from mfac.inverse_fisher import Ranks
 
 
-class LocalCurvature(Protocol):
-    """The curvature of one rank's share: `mfac.pruning.curvature.FisherCurvature`."""
-
-    damping: float
-
-    def scores(self, theta: Tensor) -> Tensor: ...
-
-    def remove(self, theta: Tensor, removed: Tensor, update: str) -> tuple[Tensor, float]: ...
-
-    def group_costs(self, theta: Tensor, ids: Tensor, count: int) -> Tensor: ...
-
-    def greedy_scores(self, theta: Tensor, count: int | None) -> Tensor: ...
-
-    def group_inverses(self, positions: Tensor) -> Tensor: ...
-
-    def costs_in_groups(self, inverse: Tensor, theta: Tensor, positions: Tensor) -> Tensor: ...
-
-
 class SharedCurvature:
     """Takes and gives vectors over all weights, with the same bits on every rank; works on this rank's share of them.
 
     Args:
-        local: the curvature of this rank's share.
+        local: the `FisherCurvature` of this rank's share.
         shares: of the weights, by rank.
         ranks: that take part.
         divided: whether blocks are divided among the ranks; otherwise all share one matrix, which sums over them.
     """
 
-    def __init__(self, local: LocalCurvature, shares: Sequence[ColumnShare], ranks: Ranks, divided: bool):
+    def __init__(self, local: Any, shares: Sequence[ColumnShare], ranks: Ranks, divided: bool):
         self.local = local
         self.shares = shares
         self.ranks = ranks
@@ -74,16 +56,14 @@ class SharedCurvature:
             costs = self.local.group_costs(theta[self._mine.columns], ids[self._mine.columns], count)
         return self.ranks.sum_(costs)
 
-    def greedy_scores(self, theta: Float[Tensor, " d"], count: int | None) -> Float[Tensor, " d"]:
+    def greedy_scores(self, theta: Float[Tensor, " d"], count: int) -> Float[Tensor, " d"]:
         """The cost of each weight when the exact greedy order reaches it; infinite beyond the `count` cheapest."""
         with self.ranks.together("the greedy order"):
             scores = self.local.greedy_scores(theta[self._mine.columns], count)
         return self._gather(scores)
 
-    def order_in_groups(
-        self, theta: Float[Tensor, " d"], positions: Int[Tensor, "groups size"]
-    ) -> Float[Tensor, "groups size"]:
-        """The cost of each weight of a small group when the exact greedy order inside the group reaches it.
+    def group_inverses(self, positions: Int[Tensor, "groups size"]) -> Float[Tensor, "groups size size"]:
+        """[F⁻¹]_QQ of every group Q; zero where a weight is absent (at position −1).
 
         A group may have weights on several ranks, but no two of them in one block; the full matrix is divided so that
         none does.
@@ -91,7 +71,7 @@ class SharedCurvature:
         mine = (positions >= self._mine.start) & (positions < self._mine.stop)
         with self._alone("the order inside groups"):
             inverse = self.local.group_inverses(torch.where(mine, positions - self._mine.start, -1))
-        return self.local.costs_in_groups(self.ranks.sum_(inverse), theta, positions)
+        return self.ranks.sum_(inverse)
 
     def _alone(self, what: str) -> AbstractContextManager[None]:
         """For work on this rank's own blocks: if it fails on one rank, it fails on all of them."""

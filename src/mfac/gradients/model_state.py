@@ -3,12 +3,15 @@
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mfac.gradients.batches import Batch
+
+RandomState = dict[str, Any]
 
 
 @contextmanager
@@ -25,27 +28,71 @@ def evaluation(model: nn.Module) -> Iterator[None]:
         for module in model.modules()
         for name, buffer in module.named_buffers(recurse=False)
     ]
-    devices = {parameter.device for parameter in model.parameters()}
-    python, numpy, states = random.getstate(), np.random.get_state(), _random_states(devices)
+    accelerators = {p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")}
+    with kept_random_state(sorted(accelerators, key=str)):
+        try:
+            model.eval()
+            for parameter, _ in grads:
+                parameter.grad = None
+            with torch.inference_mode(False), torch.enable_grad():
+                yield
+        finally:
+            for module, flag in flags:
+                module.training = flag
+            for parameter, grad in grads:
+                parameter.grad = grad
+            _restore_buffers(buffers)
+
+
+def random_state(devices: Iterable[torch.device] | None = None) -> RandomState:
+    """The random states of Python, numpy, and torch on the CPU and on these devices, as plain values and tensors.
+
+    None means all accelerators that this process has initialized.
+    """
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    there = _accelerators() if devices is None else devices
+    return {
+        "python": random.getstate(),
+        "numpy": [kind, np.asarray(keys).tolist(), *rest],
+        "torch": torch.get_rng_state(),
+        "devices": {str(device): torch.get_device_module(device).get_rng_state(device) for device in there},
+    }
+
+
+def set_random_state(state: RandomState) -> None:
+    """Restores what `random_state` returned."""
+    random.setstate(state["python"])
+    np.random.set_state(tuple(state["numpy"]))
+    torch.set_rng_state(state["torch"])
+    for device, its_state in state["devices"].items():
+        torch.get_device_module(device).set_rng_state(its_state, device)
+
+
+@contextmanager
+def kept_random_state(devices: Iterable[torch.device] | None = None) -> Iterator[None]:
+    """Restores the random states at the end of the block."""
+    before = random_state(devices)
     try:
-        model.eval()
-        for parameter, _ in grads:
-            parameter.grad = None
-        with torch.inference_mode(False), torch.enable_grad():
-            yield
+        yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        _set_random_states(states)
-        for module, flag in flags:
-            module.training = flag
-        for parameter, grad in grads:
-            parameter.grad = grad
-        for module, name, buffer, value in buffers:
-            if getattr(module, name, None) is not buffer:
-                setattr(module, name, buffer)
-            if not torch.equal(buffer, value):
-                buffer.detach().copy_(value)
+        set_random_state(before)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Random numbers inside are those of the seed; the states outside are restored."""
+    with kept_random_state():
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+        yield
+
+
+def _accelerators() -> list[torch.device]:
+    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if kind is None or not getattr(torch.get_device_module(kind), "is_initialized", lambda: True)():
+        return []
+    return [torch.device(kind.type, index) for index in range(torch.accelerator.device_count())]
 
 
 def set_seed(seed: int, device: torch.device) -> None:
@@ -59,22 +106,20 @@ def set_seed(seed: int, device: torch.device) -> None:
 
 def with_own_random_state(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
     """The batches; what is drawn at random for them continues as if no seed had been set in between."""
+    module = None if device.type in ("cpu", "meta") else torch.get_device_module(device)
     for batch in batches:
-        states = _random_states([device])
+        here = torch.get_rng_state()
+        there = None if module is None else module.get_rng_state(device)
         yield batch
-        _set_random_states(states)
+        torch.set_rng_state(here)
+        if module is not None:
+            module.set_rng_state(there, device)
 
 
-def _random_states(devices: Iterable[torch.device]) -> dict[torch.device, Tensor]:
-    """Torch's random state on the CPU and on the accelerators among the devices."""
-    accelerators = [device for device in devices if device.type not in ("cpu", "meta")]
-    states = {device: torch.get_device_module(device).get_rng_state(device) for device in accelerators}
-    return {torch.device("cpu"): torch.get_rng_state()} | states
-
-
-def _set_random_states(states: dict[torch.device, Tensor]) -> None:
-    for device, state in states.items():
-        if device.type == "cpu":
-            torch.set_rng_state(state)
-        else:
-            torch.get_device_module(device).set_rng_state(state, device)
+def _restore_buffers(saved: list[tuple[nn.Module, str, Tensor, Tensor]]) -> None:
+    with torch.no_grad():
+        for module, name, buffer, value in saved:
+            if getattr(module, name, None) is not buffer:
+                setattr(module, name, buffer)
+            if not torch.equal(buffer, value):
+                buffer.copy_(value)
