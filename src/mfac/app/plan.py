@@ -141,7 +141,12 @@ def plan_training(
     momentum: float = 0.0,
     steps: int = 1000,
 ) -> Plan:
-    """The memory and time of so many steps of training with `mfac.MFAC`."""
+    """The memory and time of training with `mfac.MFAC`.
+
+    Args:
+        momentum: momentum of the optimizer.
+        steps: steps of the optimizer.
+    """
     model = task.model().to(device)
     layout = ParameterLayout(model, [name for name, tensor in model.named_parameters() if tensor.requires_grad])
     dtype = row_dtype(layout)
