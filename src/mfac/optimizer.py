@@ -1,7 +1,6 @@
 """The M-FAC optimizer: SGD preconditioned by the inverse of the Fisher matrix of the last m gradients."""
 
 import time
-from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from mfac.columns import columns_of, like, local, local_pieces
+from mfac.columns import columns_of, like, local, parameter_ranks
 from mfac.dynamic import Normalize
 from mfac.parameter_groups import check_group, gradients_of, group_parameters, name_parameters, read_state
 from mfac.parameter_window import Damping, NonFinite, ParameterWindow, Windowed, row_dtype, trainable
@@ -22,22 +21,102 @@ from mfac.windows import Window, window_bytes
 WINDOW_ENTRIES = {"rows", "columns", "shape", "mask", "window"}  # of a parameter's saved state
 
 
-class WindowOptimizer(Windowed, Optimizer):
-    """An optimizer over a `ParameterWindow`: its groups, steps and states, whatever the rule by which weights move.
+class MFAC(Windowed, Optimizer):
+    """M-FAC (Frantar, Kurtic, Alistarh, NeurIPS 2021): w ← w − lr F⁻¹g over a window of the last m gradients.
 
-    A subclass assigns `self._window` and calls `_begin_all()` in its constructor, and moves the weights in `_move`.
+        g ← ∇loss (+ weight_decay · w)
+        F = λ I + (1/m) Σ g gᵀ        over the window, in which g replaces the oldest gradient
+        v ← μ v + (1−μ) F⁻¹g
+        w ← w − lr v
+
+    m is `num_grads`, λ `damping`, μ `momentum`. One window holds all parameters of all groups, so F is the full matrix;
+    it takes m times the memory of the trained weights (`memory_needed`). `lr`, `momentum`, `nesterov`, `weight_decay`,
+    `decoupled_weight_decay` and `maximize` can differ between groups.
+
+    Args:
+        params: parameters, named parameters or groups, as for any torch optimizer.
+        lr: with `normalize="full"` the step grows like lr · m; with "sum" one learning rate suits every m.
+        num_grads: m.
+        damping: λ, or a function of the number of steps so far; `optimizer.damping` can be assigned.
+        momentum: μ, of the average of preconditioned gradients.
+        nesterov: use Nesterov momentum.
+        weight_decay: added to the gradient before it enters the window (L2), unless it is decoupled.
+        decoupled_weight_decay: w ← (1 − lr · weight_decay) w instead, outside the window.
+        maximize: ascend instead of descend.
+        normalize: divide Σ g gᵀ by m from the start ("full"), by the gradients seen ("seen"), or by nothing ("sum").
+        window: how gradients are stored: a dtype, torch.int8 or `Int8`, `TopK`; None: float32 (float64 if a parameter
+            has it).
+        masks: {parameter: bool tensor}, or {name: ...} with named parameters; True = kept. Only kept weights are in the
+            window; the others must be zero, and stay zero.
+        update_every: only one gradient in this many enters the window.
+        max_step_norm: a longer step lr F⁻¹g (over all groups) is scaled down to this before it enters the momentum.
+        nonfinite: a gradient that is not finite raises an error ("raise"), or is skipped and counted ("skip").
+        precision: of products with the window; as for `DynamicInverseFisher`.
+        device: of the window; None: that of the first parameter.
+        process_group: shard the window over its ranks, which all have the same weights and gradients (data parallel).
+            DTensor parameters (`fully_shard`) bring their own ranks instead.
+        devices: of this process, over which the window is sharded, instead of `device`.
+
+    Raises:
+        ValueError: an argument out of its range, a mask that does not fit, or arguments that differ between ranks.
+        MemoryError: the window does not fit; the message has the figures.
     """
 
-    ATTRIBUTES: tuple[str, ...] = ("_window", "seconds")  # beside torch's own, for copies and pickles
-    BUFFERS: tuple[tuple[str, str], ...] = ()  # (tensor in a parameter's state, group option that it is needed for)
-
-    def __init__(self, params: ParamsT, defaults: dict[str, Any]):
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        num_grads: int = 1024,
+        damping: Damping = 1e-5,
+        *,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        decoupled_weight_decay: bool = False,
+        maximize: bool = False,
+        normalize: Normalize = "full",
+        window: Window | None = None,
+        masks: Mapping[Any, Tensor] | None = None,
+        update_every: int = 1,
+        max_step_norm: float | None = None,
+        nonfinite: NonFinite = "raise",
+        precision: Precision = "auto",
+        device: torch.device | str | None = None,
+        process_group: ProcessGroup | None = None,
+        devices: Sequence[torch.device | str] | None = None,
+    ):
+        if max_step_norm is not None and not max_step_norm > 0:
+            raise ValueError(f"max_step_norm must be positive, or None for steps of any length, not {max_step_norm!r}")
+        self.max_step_norm, self.seconds = max_step_norm, 0.0
+        defaults = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
+        defaults |= {"decoupled_weight_decay": decoupled_weight_decay, "maximize": maximize}
         super().__init__(params, defaults)
-        self.seconds = 0.0
+        options = [{name: float(group[name]) for name in sorted(defaults)} for group in self.param_groups]
+        agreed = {"max_step_norm": max_step_norm, "groups": options}
+        self._window = ParameterWindow(
+            self.param_groups, num_grads, damping, normalize, window, masks, update_every, nonfinite, precision,
+            device, process_group, devices, agreed,
+        )  # fmt: skip
+        self._begin_all()
 
-    @abstractmethod
-    def _move(self, steps: dict[Tensor, Tensor]) -> None:
-        """Moves the parameters, each by its part of F⁻¹g; the parts may be overwritten."""
+    @staticmethod
+    def memory_needed(
+        params: ParamsT,
+        num_grads: int = 1024,
+        *,
+        window: Window | None = None,
+        masks: Mapping[Any, Tensor] | None = None,
+        momentum: float = 0.0,
+        process_group: ProcessGroup | None = None,
+    ) -> int:
+        """The bytes that the optimizer will hold (on this rank) for its window, the m x m algebra and momentum."""
+        groups = group_parameters(params, momentum=momentum)
+        named, found = trainable(groups, masks)
+        columns = columns_of(named, found, parameter_ranks(named, process_group))
+        dtype = row_dtype(columns.layout)
+        moving = {tensor for group in groups if group["momentum"] for tensor in group["params"] if tensor.requires_grad}
+        buffers = sum(local(tensor).numel() for tensor in moving) * dtype.itemsize
+        return window_bytes(num_grads, columns.dim, window or dtype) + buffers
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group, also in mid-training: past gradients are zero for its parameters.
@@ -109,7 +188,7 @@ class WindowOptimizer(Windowed, Optimizer):
             handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), **{name: self.__dict__[name] for name in self.ATTRIBUTES}}
+        return super().__getstate__() | {name: self.__dict__[name] for name in ("_window", "seconds", "max_step_norm")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -122,10 +201,9 @@ class WindowOptimizer(Windowed, Optimizer):
         if wanted:
             named = name_parameters(self.param_groups)
             self._window.cover({name: tensor for name, tensor in named.items() if tensor in wanted})
-            self._begin_all()
 
     def _begin_all(self) -> None:
-        """Gives every parameter the entries of its state, which checkpoints that load in place need at any time."""
+        """Gives every parameter the entries of its state, which checkpoints that load in place need before any step."""
         for group in self.param_groups:
             for tensor in group["params"]:
                 if tensor in self._window:
@@ -134,10 +212,10 @@ class WindowOptimizer(Windowed, Optimizer):
     def _begin(self, tensor: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
         state: dict[str, Any] = self.state[tensor]
         state.setdefault("step", 0)
-        for name, option in self.BUFFERS:
-            if group[option] and name not in state:
-                dtype, contiguous = self._window.operator.dtype, torch.contiguous_format
-                state[name] = torch.zeros_like(tensor, dtype=dtype, requires_grad=False, memory_format=contiguous)
+        if group["momentum"] and "momentum_buffer" not in state:
+            dtype, contiguous = self._window.operator.dtype, torch.contiguous_format
+            buffer = torch.zeros_like(tensor, dtype=dtype, requires_grad=False, memory_format=contiguous)
+            state["momentum_buffer"] = buffer
         return state
 
     def _full_state(self) -> defaultdict[Tensor, Any]:
@@ -156,113 +234,14 @@ class WindowOptimizer(Windowed, Optimizer):
         self._window.load_state(shared, rows, name_parameters(self.param_groups))
         for tensor, entry in entries.items():
             kept = {key: deepcopy(value) for key, value in entry.items() if key not in WINDOW_ENTRIES}
-            for key in kept.keys() & dict(self.BUFFERS).keys():
-                kept[key] = like(f"a {key}", kept[key], tensor, self._window.operator.dtype)
+            if "momentum_buffer" in kept:
+                dtype = self._window.operator.dtype
+                kept["momentum_buffer"] = like("a momentum_buffer", kept["momentum_buffer"], tensor, dtype)
             entries[tensor] = kept
         return {**state_dict, "state": entries}
 
-
-class MFAC(WindowOptimizer):
-    """M-FAC (Frantar, Kurtic, Alistarh, NeurIPS 2021): w ← w − lr F⁻¹g over a window of the last m gradients.
-
-        g ← ∇loss (+ weight_decay · w)
-        F = λ I + (1/m) Σ g gᵀ        over the window, in which g replaces the oldest gradient
-        v ← μ v + (1−μ) F⁻¹g
-        w ← w − lr v
-
-    m is `num_grads`, λ `damping`, μ `momentum`. One window holds all parameters of all groups, so F is the full matrix;
-    it takes m times the memory of the trained weights (`memory_needed`). `lr`, `momentum`, `nesterov`, `weight_decay`,
-    `decoupled_weight_decay` and `maximize` can differ between groups.
-
-    Args:
-        params: parameters, named parameters or groups, as for any torch optimizer.
-        lr: with `normalize="full"` the step grows like lr · m; with "sum" one learning rate suits every m.
-        num_grads: m.
-        damping: λ, or a function of the number of steps so far; `optimizer.damping` can be assigned.
-        momentum: μ, of the average of preconditioned gradients.
-        nesterov: use Nesterov momentum.
-        weight_decay: added to the gradient before it enters the window (L2), unless it is decoupled.
-        decoupled_weight_decay: w ← (1 − lr · weight_decay) w instead, outside the window.
-        maximize: ascend instead of descend.
-        normalize: divide Σ g gᵀ by m from the start ("full"), by the gradients seen ("seen"), or by nothing ("sum").
-        window: how gradients are stored: a dtype, torch.int8 or `Int8`, `TopK`; None: float32 (float64 if a parameter
-            has it).
-        masks: {parameter: bool tensor}, or {name: ...} with named parameters; True = kept. Only kept weights are in the
-            window; the others must be zero, and stay zero.
-        update_every: only one gradient in this many enters the window.
-        max_step_norm: a longer step lr F⁻¹g (over all groups) is scaled down to this before it enters the momentum.
-        nonfinite: a gradient that is not finite raises an error ("raise"), or is skipped and counted ("skip").
-        precision: of products with the window; as for `DynamicInverseFisher`.
-        device: of the window; None: that of the first parameter.
-        process_group: shard the window over its ranks, which all have the same weights and gradients (data parallel).
-            DTensor parameters (`fully_shard`) bring their own ranks instead.
-        devices: of this process, over which the window is sharded, instead of `device`.
-
-    Raises:
-        ValueError: an argument out of its range, a mask that does not fit, or arguments that differ between ranks.
-        MemoryError: the window does not fit; the message has the figures.
-    """
-
-    ATTRIBUTES = ("_window", "seconds", "max_step_norm")
-    BUFFERS = (("momentum_buffer", "momentum"),)
-
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float | Tensor = 1e-3,
-        num_grads: int = 1024,
-        damping: Damping = 1e-5,
-        *,
-        momentum: float = 0.0,
-        nesterov: bool = False,
-        weight_decay: float = 0.0,
-        decoupled_weight_decay: bool = False,
-        maximize: bool = False,
-        normalize: Normalize = "full",
-        window: Window | None = None,
-        masks: Mapping[Any, Tensor] | None = None,
-        update_every: int = 1,
-        max_step_norm: float | None = None,
-        nonfinite: NonFinite = "raise",
-        precision: Precision = "auto",
-        device: torch.device | str | None = None,
-        process_group: ProcessGroup | None = None,
-        devices: Sequence[torch.device | str] | None = None,
-    ):
-        if max_step_norm is not None and not max_step_norm > 0:
-            raise ValueError(f"max_step_norm must be positive, or None for steps of any length, not {max_step_norm!r}")
-        self.max_step_norm = max_step_norm
-        defaults = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
-        defaults |= {"decoupled_weight_decay": decoupled_weight_decay, "maximize": maximize}
-        super().__init__(params, defaults)
-        options = [{name: float(group[name]) for name in sorted(defaults)} for group in self.param_groups]
-        agreed = {"max_step_norm": max_step_norm, "groups": options}
-        self._window = ParameterWindow(
-            self.param_groups, num_grads, damping, normalize, window, masks, update_every, nonfinite, precision,
-            device, process_group, devices, agreed,
-        )  # fmt: skip
-        self._begin_all()
-
-    @staticmethod
-    def memory_needed(
-        params: ParamsT,
-        num_grads: int = 1024,
-        *,
-        window: Window | None = None,
-        masks: Mapping[Any, Tensor] | None = None,
-        momentum: float = 0.0,
-        process_group: ProcessGroup | None = None,
-    ) -> int:
-        """The bytes that the optimizer will hold (on this rank) for its window, the m x m algebra and momentum."""
-        groups = group_parameters(params, momentum=momentum)
-        named, found = trainable(groups, masks)
-        columns = columns_of(named, {name: mask for name, mask in found.items() if name in named}, process_group)
-        dtype = row_dtype(columns.layout)
-        moving = {tensor for group in groups if group["momentum"] for tensor in group["params"] if tensor.requires_grad}
-        buffers = sum(local(tensor).numel() for tensor in moving) * dtype.itemsize
-        return window_bytes(num_grads, columns.dim, window or dtype) + buffers
-
     def _move(self, steps: dict[Tensor, Tensor]) -> None:
+        """Moves the parameters, each by its part of F⁻¹g; the parts are overwritten."""
         if self.max_step_norm is not None:
             self._shorten(steps, self.max_step_norm)
         for group in self.param_groups:
@@ -271,7 +250,8 @@ class MFAC(WindowOptimizer):
                 continue
             states = [self._begin(tensor, group) for tensor in params]
             buffers = [state["momentum_buffer"] for state in states] if group["momentum"] else []
-            mfac_update(local_pieces(params), [steps[tensor] for tensor in params], local_pieces(buffers), group)
+            parts = [steps[tensor] for tensor in params]
+            mfac_update([local(tensor) for tensor in params], parts, [local(buffer) for buffer in buffers], group)
             for state in states:
                 state["step"] += 1
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from mfac.columns import local_gradients, local_pieces
+from mfac.columns import local, local_gradient
 
 Groups = Sequence[Mapping[str, Any]]
 WINDOW_OPTIONS = {"num_grads", "damping", "normalize", "window", "masks", "update_every", "max_step_norm"}
@@ -55,7 +55,7 @@ def gradients_of(groups: Groups) -> dict[Tensor, Tensor]:
     gradients: dict[Tensor, Tensor] = {}
     for group in groups:
         params = [tensor for tensor in group["params"] if tensor.grad is not None]
-        found = local_gradients(params)
+        found = [local_gradient(tensor) for tensor in params]
         if any(gradient.is_sparse for gradient in found):
             sparse = [n for n, t in name_parameters(groups).items() if t.grad is not None and t.grad.is_sparse]
             raise RuntimeError(
@@ -66,7 +66,7 @@ def gradients_of(groups: Groups) -> dict[Tensor, Tensor]:
             found = list(torch._foreach_neg(found))
         if group.get("weight_decay") and not group.get("decoupled_weight_decay", True) and found:
             found = [gradient.to(torch.promote_types(gradient.dtype, torch.float32)) for gradient in found]
-            found = list(torch._foreach_add(found, local_pieces(params), alpha=group["weight_decay"]))
+            found = list(torch._foreach_add(found, [local(tensor) for tensor in params], alpha=group["weight_decay"]))
         gradients.update(zip(params, found, strict=True))
     return gradients
 

@@ -22,89 +22,84 @@ class Sharding(NamedTuple):
         start = min(self.mesh.get_local_rank(self.mesh_dim) * length, size)
         return slice(start, min(start + length, size))
 
+    def piece(self, whole: Tensor, dim: int) -> Tensor:
+        """This rank's piece of a whole tensor along that dimension."""
+        span = self.span(whole.shape[dim])
+        return whole.narrow(dim, span.start, span.stop - span.start)
 
-def sharding_of(name: str, tensor: Tensor) -> Sharding:
+    def of_rows(self) -> list[Any]:
+        """The placements of rows [m, *shape] that are divided as the parameter is."""
+        from torch.distributed.tensor import Replicate, Shard
+
+        return [Shard(self.dim + 1) if i == self.mesh_dim else Replicate() for i in range(self.mesh.ndim)]
+
+
+def sharding_of(name: str, tensor: Any) -> Sharding:
     """How a parameter is sharded; ValueError unless it is `Shard` over exactly one dimension of its mesh."""
     from torch.distributed.tensor import Shard
 
-    placements: Sequence[Any] = tensor.placements  # type: ignore[attr-defined]
-    shards = [(i, placement) for i, placement in enumerate(placements) if not placement.is_replicate()]
+    if not is_placed(tensor):
+        raise ValueError(
+            f"{name} is a plain tensor and other parameters are DTensors; call fully_shard on the whole model, or "
+            "leave the parameter out of the optimizer"
+        )
+    shards = [(i, placement) for i, placement in enumerate(tensor.placements) if not placement.is_replicate()]
     if len(shards) != 1 or type(shards[0][1]) is not Shard:
         raise ValueError(
-            f"{name} has the placements {tuple(placements)}; a window needs parameters that are Shard over one "
+            f"{name} has the placements {tuple(tensor.placements)}; a window needs parameters that are Shard over one "
             "dimension of their mesh and Replicate over the others, as fully_shard makes them"
         )
-    return Sharding(tensor.device_mesh, shards[0][0], shards[0][1].dim)  # type: ignore[attr-defined]
+    return Sharding(tensor.device_mesh, shards[0][0], shards[0][1].dim)
 
 
-def shardings(named: Mapping[str, Tensor]) -> dict[str, Sharding]:
+def shardings(named: Mapping[str, Tensor]) -> list[Sharding]:
     """How each parameter is sharded; ValueError unless all of them are, over the same ranks."""
-    for name, tensor in named.items():
-        if not is_placed(tensor):
+    found = [sharding_of(name, tensor) for name, tensor in named.items()]
+    for name, sharding in zip(named, found, strict=True):
+        if sharding[:2] != found[0][:2]:
             raise ValueError(
-                f"{name} is a plain tensor and other parameters are DTensors; call fully_shard on the whole model, or "
-                "leave the parameter out of the optimizer"
-            )
-    found = {name: sharding_of(name, tensor) for name, tensor in named.items()}
-    first = next(iter(found.values()))
-    for name, sharding in found.items():
-        if sharding[:2] != first[:2]:
-            raise ValueError(
-                f"{name} is on the mesh {sharding.mesh} and the first parameter on {first.mesh}; one window needs all "
-                "of its parameters on one mesh"
+                f"{name} is on the mesh {sharding.mesh} and the first parameter on {found[0].mesh}; one window needs "
+                "all of its parameters on one mesh"
             )
     return found
 
 
-def check_gradient(parameter: Tensor, gradient: Tensor) -> None:
-    """Raises RuntimeError if a gradient has other placements than its parameter."""
-    theirs, ours = gradient.placements, parameter.placements  # type: ignore[attr-defined]
-    if theirs != ours:
-        raise RuntimeError(
-            f"a gradient has the placements {theirs} and its parameter {ours}; redistribute it to the parameter's "
-            "placements first"
-        )
-
-
-def piece_of(name: str, value: Tensor, parameter: Tensor, sharding: Sharding) -> Tensor:
-    """This rank's piece of a value, which is whole or sharded as the parameter is."""
+def placed_like(name: str, value: Any, parameter: Any, dtype: torch.dtype) -> Tensor:
+    """A copy of a value, whole or sharded as the parameter is, in `dtype`, with the placements of the parameter."""
     if value.shape != parameter.shape:
         raise ValueError(f"{name} has the shape {list(parameter.shape)}, but its value {list(value.shape)}")
     if not is_placed(value):
-        span = sharding.span(parameter.shape[sharding.dim])
-        return value.narrow(sharding.dim, span.start, span.stop - span.start)
-    theirs, ours = value.placements, parameter.placements  # type: ignore[attr-defined]
-    if theirs != ours or value.device_mesh != parameter.device_mesh:  # type: ignore[attr-defined]
+        sharding = sharding_of(name, parameter)
+        piece = sharding.piece(value, sharding.dim)
+    elif value.placements == parameter.placements and value.device_mesh == parameter.device_mesh:
+        piece = local(value)
+    else:
         raise ValueError(
-            f"{name} has the placements {ours}, but its value {theirs}; redistribute it, or save and load with "
-            "torch.distributed.checkpoint"
+            f"{name} has the placements {parameter.placements}, but its value {value.placements}; redistribute it, or "
+            "save and load with torch.distributed.checkpoint"
         )
-    return local(value)
-
-
-def placed_like(name: str, value: Tensor, parameter: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy of a value, in `dtype`, with the placements of the parameter."""
     copied = torch.zeros_like(parameter, dtype=dtype)
-    local(copied).copy_(piece_of(name, value, parameter, sharding_of(name, parameter)))
+    local(copied).copy_(piece)
     return copied
 
 
 @torch.no_grad()
-def sharded(piece: Tensor, mesh: Any, mesh_dim: int, dim: int, shape: Sequence[int]) -> Tensor:
-    """A DTensor of that shape, sharded along `dim`, of which this rank's piece is `piece`, in its own memory."""
+def sharded(piece: Tensor, sharding: Sharding, shape: Sequence[int]) -> Tensor:
+    """Rows [m, *shape] as a DTensor, of which this rank's piece is `piece`, in its own memory."""
     from torch.distributed.tensor import DTensor
 
-    stride = torch.empty(tuple(shape), device="meta").stride()
+    size = torch.Size((len(piece), *shape))
+    stride = torch.empty(size, device="meta").stride()
     # A DTensor made from a view at an offset can be neither copied nor pickled. So it is made from an empty tensor
     # that is pointed at the piece afterwards: without autograd, `to_local` returns the local tensor itself.
-    empty, size = piece.new_empty(0), torch.Size(shape)
-    made = DTensor.from_local(empty, mesh, _placements(mesh, mesh_dim, dim), run_check=False, shape=size, stride=stride)
-    made.to_local().set_(piece.untyped_storage(), piece.storage_offset(), piece.shape, piece.stride())
-    result: Tensor = made
-    return result
+    made: Tensor = DTensor.from_local(
+        piece.new_empty(0), sharding.mesh, sharding.of_rows(), run_check=False, shape=size, stride=stride
+    )
+    local(made).set_(piece.untyped_storage(), piece.storage_offset(), piece.shape, piece.stride())
+    return made
 
 
-def sharded_unevenly(piece: Tensor, mesh: Any, mesh_dim: int, offset: int, total: int) -> Tensor:
+def sharded_unevenly(piece: Tensor, sharding: Sharding, offset: int, total: int) -> Tensor:
     """A DTensor [m, total] of which this rank has the columns from `offset` on, however many other ranks have.
 
     `torch.distributed.checkpoint` can reshard it; nothing can be computed with it.
@@ -113,9 +108,9 @@ def sharded_unevenly(piece: Tensor, mesh: Any, mesh_dim: int, offset: int, total
     from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper  # torch has no public class for this
 
     shards, size = LocalShardsWrapper([piece], [(0, offset)]), torch.Size((len(piece), total))
-    placements = _placements(mesh, mesh_dim, 1)
-    result: Tensor = DTensor.from_local(shards, mesh, placements, run_check=False, shape=size, stride=(total, 1))
-    return result
+    options: dict[str, Any] = {"run_check": False, "shape": size, "stride": (total, 1)}
+    made: Tensor = DTensor.from_local(shards, sharding.mesh, sharding.of_rows(), **options)
+    return made
 
 
 @torch.no_grad()
@@ -123,9 +118,3 @@ def uneven_piece(placed: Tensor) -> Tensor:
     """This rank's columns of what `sharded_unevenly` made."""
     piece: Tensor = local(placed).local_shards()[0]  # type: ignore[attr-defined]
     return piece
-
-
-def _placements(mesh: Any, mesh_dim: int, dim: int) -> list[Any]:
-    from torch.distributed.tensor import Replicate, Shard
-
-    return [Shard(dim) if i == mesh_dim else Replicate() for i in range(mesh.ndim)]
