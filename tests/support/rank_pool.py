@@ -19,7 +19,9 @@ class RankPool:
     """
 
     def __init__(self, folder):
-        context = multiprocessing.get_context("spawn")
+        # Forked from a process that has imported torch once for all of them, and has no threads yet.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch._dynamo", "distributed_cases"])
         store = str(folder / "store")
         self._pipes, self._processes = [], []
         for rank in range(MOST):

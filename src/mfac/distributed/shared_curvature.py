@@ -67,7 +67,7 @@ class SharedCurvature:
         return costs
 
     def _alone(self, what: str) -> AbstractContextManager[None]:
-        """For work on this rank's own blocks, which fails on all ranks or none; the full matrix sums over ranks inside."""
+        """For work on this rank's own blocks, which fails on all ranks or none; the full matrix sums inside."""
         return self.ranks.together(what) if self._divided else nullcontext()
 
     def _gather(self, piece: Float[Tensor, " n"]) -> Float[Tensor, " d"]:
