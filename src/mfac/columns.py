@@ -20,9 +20,8 @@ from mfac.layout import ParameterLayout
 class Columns:
     """Every column, in one process. `ChunkedColumns` and `PlacedColumns` do the same for several ranks.
 
-    `named` are the parameters, `layout` their layout (of this rank's pieces, where they are DTensors), `dim` the
-    number of columns here (at least 1), and `spans` where the columns of each parameter lie in a row. `masks` are
-    DTensors where their parameters are.
+    `layout` is of this rank's pieces, where parameters are DTensors, and so are `masks` then. `dim` is the number of
+    columns here (at least 1), and `spans` are where the columns of each parameter lie in a row.
     """
 
     def __init__(self, named: Mapping[str, Tensor], masks: Mapping[str, Tensor]):
@@ -61,9 +60,8 @@ class Columns:
         return _unsharded(self.layout.names[number], state["rows"]).flatten(1)
 
     def _saved_shape(self, number: int) -> tuple[int, ...]:
-        if self.layout.kept[number] is not None:
-            return (self.layout.sizes[number],)
-        return tuple(self.tensors[number].shape) or (1,)
+        whole = tuple(self.tensors[number].shape) or (1,)
+        return whole if self.layout.kept[number] is None else (self.layout.sizes[number],)
 
 
 def columns_of(named: Mapping[str, Tensor], masks: Mapping[str, Tensor], ranks: Ranks) -> Columns:
@@ -86,7 +84,7 @@ def parameter_ranks(named: Mapping[str, Tensor], group: ProcessGroup | None) -> 
         return ranks_of(group)
     if group is not None:
         raise ValueError("DTensor parameters bring the ranks of their own mesh; leave process_group out")
-    from mfac.distributed.placements import shardings
+    from mfac.distributed.placed import shardings
 
     first = shardings(named)[0]
     return ranks_of(first.mesh.get_group(first.mesh_dim))
@@ -118,7 +116,7 @@ def local_gradient(parameter: Tensor) -> Tensor:
 def like(name: str, value: Tensor, parameter: Tensor, dtype: torch.dtype) -> Tensor:
     """A copy of a saved value, in `dtype`, with the device and the placements of the parameter."""
     if is_placed(parameter):
-        from mfac.distributed.placements import placed_like
+        from mfac.distributed.placed import placed_like
 
         return placed_like(name, value, parameter, dtype)
     return _unsharded(name, value).to(parameter.device, dtype, copy=True)

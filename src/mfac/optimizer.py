@@ -150,7 +150,7 @@ class MFAC(Windowed, Optimizer):
         began = time.perf_counter()
         gradients = gradients_of(self.param_groups)
         if gradients:
-            self._cover(tensor for tensor in gradients if tensor not in self._window)
+            self._cover(tensor for tensor in gradients if tensor not in self._window.columns.covered)
             steps = self._window.precondition(gradients)
             if steps is not None:
                 self._move(steps)
@@ -168,8 +168,12 @@ class MFAC(Windowed, Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state. Its rows are the window's own memory: save or deep-copy it before the next step."""
-        held, self.state = self.state, self._full_state()
+        self._begin_all()
+        full, held, states = defaultdict(dict, self.state), self.state, self._window.parameter_states()
+        full.update({tensor: {**held[tensor], **state} for tensor, state in states.items()})
+        full[next(iter(states))]["window"] = self._window.shared_state()  # belongs to no parameter
         try:
+            self.state = full
             return super().state_dict()  # with its hooks, which see the window too
         finally:
             self.state = held
@@ -206,7 +210,7 @@ class MFAC(Windowed, Optimizer):
         """Gives every parameter the entries of its state, which checkpoints that load in place need before any step."""
         for group in self.param_groups:
             for tensor in group["params"]:
-                if tensor in self._window:
+                if tensor in self._window.columns.covered:
                     self._begin(tensor, group)
 
     def _begin(self, tensor: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
@@ -214,18 +218,8 @@ class MFAC(Windowed, Optimizer):
         state.setdefault("step", 0)
         if group["momentum"] and "momentum_buffer" not in state:
             dtype, contiguous = self._window.operator.dtype, torch.contiguous_format
-            buffer = torch.zeros_like(tensor, dtype=dtype, requires_grad=False, memory_format=contiguous)
-            state["momentum_buffer"] = buffer
+            state["momentum_buffer"] = torch.zeros_like(tensor, dtype=dtype, memory_format=contiguous)
         return state
-
-    def _full_state(self) -> defaultdict[Tensor, Any]:
-        """`state` with the window in it; the part that belongs to no parameter is with the first one."""
-        self._begin_all()
-        states = self._window.parameter_states()
-        full = defaultdict(dict, self.state)
-        full.update({tensor: {**self.state[tensor], **state} for tensor, state in states.items()})
-        full[next(iter(states))]["window"] = self._window.shared_state()
-        return full
 
     def _load_window(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Loads the window of a saved state; returns the rest, by parameter, so that torch does not cast it."""
@@ -256,10 +250,9 @@ class MFAC(Windowed, Optimizer):
                 state["step"] += 1
 
     def _shorten(self, steps: dict[Tensor, Tensor], longest: float) -> None:
-        device, lengths = self._window.operator.device, []
-        for group in self.param_groups:
-            parts = [steps[tensor] for tensor in dict.fromkeys(group["params"]) if tensor in steps]
-            lengths += [n.to(device) * float(group["lr"]) for n in torch._foreach_norm(parts)] if parts else []
+        rates = {tensor: float(group["lr"]) for group in self.param_groups for tensor in group["params"]}
+        norms = zip(steps, torch._foreach_norm(list(steps.values())), strict=True)
+        lengths = [rates[tensor] * norm.to(self._window.operator.device) for tensor, norm in norms]
         length = self._window.columns.total(torch.stack(lengths).square().sum()).sqrt()
         scale = (longest / length).clamp_max(1.0)  # stays on the device: no sync
         for part in steps.values():

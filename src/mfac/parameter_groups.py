@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from mfac.columns import local, local_gradient
+from mfac.layout import as_mask, some
 
 Groups = Sequence[Mapping[str, Any]]
 WINDOW_OPTIONS = {"num_grads", "damping", "normalize", "window", "masks", "update_every", "max_step_norm"}
@@ -41,12 +42,9 @@ def name_masks(masks: Mapping[Any, Tensor] | None, named: Mapping[str, Tensor]) 
         name = names.get(key, "") if isinstance(key, Tensor) else key
         if name not in named:
             label = f"a tensor of shape {tuple(key.shape)}" if isinstance(key, Tensor) else repr(key)
-            hint = "give the optimizer model.named_parameters() to use names"
-            hint = hint if all(n.startswith("parameter ") for n in named) else f"it has {', '.join(list(named)[:5])}"
+            hint = f"it has {some(named)} (for names give it model.named_parameters())"
             raise ValueError(f"masks: {label} is not a parameter of the optimizer; {hint}")
-        if not isinstance(mask, Tensor):
-            raise ValueError(f"masks: {name!r} needs a bool tensor (True = kept), not {type(mask).__name__}")
-        found[name] = mask
+        found[name] = as_mask(name, mask, named[name].shape, convert=False)
     return found
 
 
@@ -58,10 +56,7 @@ def gradients_of(groups: Groups) -> dict[Tensor, Tensor]:
         found = [local_gradient(tensor) for tensor in params]
         if any(gradient.is_sparse for gradient in found):
             sparse = [n for n, t in name_parameters(groups).items() if t.grad is not None and t.grad.is_sparse]
-            raise RuntimeError(
-                f"sparse gradients are not supported, and {', '.join(sparse)} has one; build the embedding with "
-                "sparse=False"
-            )
+            raise RuntimeError(f"{', '.join(sparse)}: sparse gradients are not supported; build it with sparse=False")
         if group.get("maximize") and found:
             found = list(torch._foreach_neg(found))
         if group.get("weight_decay") and not group.get("decoupled_weight_decay", True) and found:
@@ -115,13 +110,12 @@ def _check_groups(saved: Groups, groups: Groups) -> None:
     there, here = ([len(group["params"]) for group in each] for each in (saved, groups))
     if there != here:
         raise ValueError(
-            f"the state was saved with groups of {there} parameters, and this optimizer has groups of {here}; build it "
-            "with the same parameters in the same groups"
+            f"saved with groups of {there} parameters, this one has groups of {here}; build it with the same"
         )
     for theirs, ours in zip(saved, groups, strict=True):
         for name, present in zip(theirs.get("param_names", ()), ours.get("param_names", ()), strict=False):
             if name != present:
                 raise ValueError(
                     f"the state was saved with {name!r} where this optimizer has {present!r}; pass the parameters in "
-                    "the order in which they were saved"
+                    "the same order"
                 )

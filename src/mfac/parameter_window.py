@@ -77,9 +77,6 @@ class ParameterWindow:
         self.calls = self.skipped = 0
         self._sums = torch.full((3,), torch.nan)  # g·g, s·s and g·s of the last gradient and its step
 
-    def __contains__(self, parameter: Tensor) -> bool:
-        return parameter in self.columns.covered
-
     def cover(self, named: Mapping[str, Tensor]) -> None:
         """Adds parameters, whose past gradients are taken as zero; on an error nothing has changed."""
         wider = self._lay({**self.columns.named, **named})
@@ -162,6 +159,7 @@ class ParameterWindow:
             states[tensor] = part if mask is None else {**part, "mask": mask}
         return states
 
+    @torch.no_grad()
     def load_state(self, shared: Mapping[str, Any], states: States, named: Mapping[str, Tensor]) -> None:
         """Loads what `shared_state` and `parameter_states` returned; parameters that have no rows in it get zeros.
 
@@ -180,10 +178,9 @@ class ParameterWindow:
         self.calls, self.skipped = int(shared["calls"]), int(shared["skipped"])
 
     def _pieces(self, shared: Mapping[str, Any], states: States) -> list[Tensor]:
-        dtype, m = next(iter(states.values()))["rows"].dtype, int(shared["num_grads"])
-        zero = torch.zeros(1, 1, dtype=dtype)
+        zero = torch.zeros(int(shared["num_grads"]), 1, dtype=next(iter(states.values()))["rows"].dtype)
         parts = self._in_row(states, self.columns.of_state)
-        pieces = [zero.expand(m, part) if isinstance(part, int) else part for part in parts]
+        pieces = [zero.expand(-1, part) if isinstance(part, int) else part for part in parts]
         return [piece for piece in pieces if piece.shape[1]]
 
     def _compressed(self, rows: Mapping[str, Any], states: States) -> SavedRows:
@@ -211,10 +208,10 @@ class ParameterWindow:
         """The parts of all parameters in the order of the row; an int is a number of zero columns."""
         parts, stop = list[Any](), 0
         for number, (tensor, span) in enumerate(zip(self.columns.tensors, self.columns.spans, strict=True)):
-            parts += [span.start - stop] if span.start > stop else []
+            parts.append(span.start - stop)
             parts.append(part_of(number, states[tensor]) if tensor in states else span.stop - span.start)
             stop = span.stop
-        return parts + ([self.columns.dim - stop] if self.columns.dim > stop else [])
+        return [*parts, self.columns.dim - stop]
 
     def _lay(self, named: Mapping[str, Tensor]) -> Columns:
         with self.ranks.together("the layout of the window"):
@@ -227,10 +224,8 @@ class ParameterWindow:
 
     def _check_state(self, name: str, tensor: Tensor, state: Mapping[str, Any]) -> None:
         saved, present = state.get("mask"), self.masks.get(name)
-        if "columns" in state:
-            shape = state["shape"].tolist()
-        else:
-            shape = list(state["rows"].shape[1:] if saved is None else saved.shape)
+        rows = state["rows"].shape[1:] if "rows" in state else state["shape"].tolist()
+        shape = list(rows if saved is None else saved.shape)
         if shape != (list(tensor.shape) or [1] * len(shape)):
             raise ValueError(
                 f"the state has gradients of shape {shape} for {name}, which is {list(tensor.shape)} here; was it "
@@ -241,9 +236,7 @@ class ParameterWindow:
             same = torch.equal(local(like(name, saved, tensor, torch.bool)).cpu(), local(present).cpu())
         if not same:
             which = "no" if saved is None else "another"
-            raise ValueError(
-                f"the state was saved with {which} mask of {name}; build the optimizer with the same masks"
-            )
+            raise ValueError(f"a state saved with {which} mask of {name}; build the optimizer with the same masks")
 
 
 class Windowed:
@@ -294,7 +287,4 @@ def _check_parameter(name: str, tensor: Tensor, mask: Tensor | None) -> None:
         raise ValueError(f"{name} is {tensor.dtype}; only real floating-point parameters can be trained")
     left = 0 if mask is None else int(tensor.detach()[~mask.to(tensor.device)].count_nonzero())
     if left:
-        raise ValueError(
-            f"{name} has {left} weights that are not zero where its mask is False (pruned); multiply it by its mask "
-            "first: pruned weights are kept at zero, and these would never change"
-        )
+        raise ValueError(f"{name} has {left} weights that are not zero where its mask is False; multiply by the mask")

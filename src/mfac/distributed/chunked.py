@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mfac.columns import Columns, is_placed, local
-from mfac.distributed.placements import Sharding, sharded
+from mfac.distributed.placed import Sharding, sharded
 from mfac.inverse_fisher import Ranks
 
 

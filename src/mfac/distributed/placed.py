@@ -1,14 +1,13 @@
 """Columns of parameters that are DTensors, as FSDP2 makes them: each rank holds those of its shards."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from mfac.columns import Columns, is_placed, local
-from mfac.distributed.placements import placed_like, sharded, sharded_unevenly, shardings, uneven_piece
 from mfac.inverse_fisher import Ranks
 from mfac.layout import ParameterLayout
 
@@ -20,10 +19,7 @@ class PlacedColumns(Columns):
         self._shardings, self._ranks = shardings(named), ranks
         for name, sharding in zip(named, self._shardings, strict=True):
             if name in masks and sharding.dim != 0:
-                raise ValueError(
-                    f"masks: {name} is sharded along dimension {sharding.dim}, and masks need Shard(0), as fully_shard "
-                    "makes it"
-                )
+                raise ValueError(f"masks: {name} is sharded along dimension {sharding.dim}, and masks need Shard(0)")
         placed = {name: placed_like(name, mask, named[name], torch.bool) for name, mask in masks.items()}
         pieces, kept = ({name: local(tensor) for name, tensor in each.items()} for each in (named, placed))
         self._lay(named, placed, ParameterLayout.of_tensors(pieces, kept, complete=False))
@@ -64,11 +60,106 @@ class PlacedColumns(Columns):
     def of_state(self, number: int, state: Mapping[str, Any]) -> Float[Tensor, "m n"]:
         name, rows, sharding = self.layout.names[number], state["rows"], self._shardings[number]
         if name in self.masks:
-            return uneven_piece(rows) if is_placed(rows) else rows[:, slice(*self.place(number))]
+            return rows.to_local().local_shards()[0] if is_placed(rows) else rows[:, slice(*self.place(number))]
         piece = local(rows) if is_placed(rows) else sharding.piece(rows, sharding.dim + 1)
         if piece.shape[1:] != local(self.tensors[number]).shape:
-            raise ValueError(
-                f"the saved state of {name} is sharded for other ranks; save and load it with "
-                "torch.distributed.checkpoint"
-            )
+            raise ValueError(f"the saved state of {name} is sharded for other ranks; use torch.distributed.checkpoint")
         return piece.flatten(1)
+
+
+class Sharding(NamedTuple):
+    """How a DTensor is divided: along `dim` of the tensor, over `mesh_dim` of its mesh."""
+
+    mesh: Any
+    mesh_dim: int
+    dim: int
+
+    def span(self, size: int) -> slice:
+        """This rank's indices of a dimension of that size."""
+        length = -(-size // self.mesh.size(self.mesh_dim))
+        start = min(self.mesh.get_local_rank(self.mesh_dim) * length, size)
+        return slice(start, min(start + length, size))
+
+    def piece(self, whole: Tensor, dim: int) -> Tensor:
+        """This rank's piece of a whole tensor along that dimension."""
+        span = self.span(whole.shape[dim])
+        return whole.narrow(dim, span.start, span.stop - span.start)
+
+
+def sharding_of(name: str, tensor: Any) -> Sharding:
+    """How a parameter is sharded; ValueError unless it is `Shard` over exactly one dimension of its mesh."""
+    from torch.distributed.tensor import Shard
+
+    if not is_placed(tensor):
+        raise ValueError(
+            f"{name} is a plain tensor and other parameters are DTensors; call fully_shard on the whole model, or "
+            "leave the parameter out of the optimizer"
+        )
+    shards = [(i, placement) for i, placement in enumerate(tensor.placements) if not placement.is_replicate()]
+    if len(shards) != 1 or type(shards[0][1]) is not Shard:
+        raise ValueError(
+            f"{name} has the placements {tuple(tensor.placements)}; a window needs parameters that are Shard over one "
+            "dimension of their mesh and Replicate over the others, as fully_shard makes them"
+        )
+    return Sharding(tensor.device_mesh, shards[0][0], shards[0][1].dim)
+
+
+def shardings(named: Mapping[str, Tensor]) -> list[Sharding]:
+    """How each parameter is sharded; ValueError unless all of them are, over the same ranks."""
+    found = [sharding_of(name, tensor) for name, tensor in named.items()]
+    for name, sharding in zip(named, found, strict=True):
+        if sharding[:2] != found[0][:2]:
+            raise ValueError(
+                f"{name} is on the mesh {sharding.mesh} and the first parameter on {found[0].mesh}; one window needs "
+                "all of its parameters on one mesh"
+            )
+    return found
+
+
+def placed_like(name: str, value: Any, parameter: Any, dtype: torch.dtype) -> Tensor:
+    """A copy of a value, whole or sharded as the parameter is, in `dtype`, with the placements of the parameter."""
+    if value.shape != parameter.shape:
+        raise ValueError(f"{name} has the shape {list(parameter.shape)}, but its value {list(value.shape)}")
+    if not is_placed(value):
+        sharding = sharding_of(name, parameter)
+        piece = sharding.piece(value, sharding.dim)
+    elif value.placements == parameter.placements and value.device_mesh == parameter.device_mesh:
+        piece = local(value)
+    else:
+        raise ValueError(
+            f"{name} has the placements {parameter.placements}, but its value {value.placements}; redistribute it, or "
+            "save and load with torch.distributed.checkpoint"
+        )
+    copied = torch.zeros_like(parameter, dtype=dtype)
+    local(copied).copy_(piece)
+    return copied
+
+
+@torch.no_grad()
+def sharded(piece: Tensor, sharding: Sharding, shape: Sequence[int]) -> Tensor:
+    """Rows [m, *shape] as a DTensor, of which this rank's piece is `piece`, in its own memory."""
+    # A DTensor made from a view at an offset can be neither copied nor pickled. So it is made from an empty tensor
+    # that is pointed at the piece afterwards: without autograd, `to_local` returns the local tensor itself.
+    made = _as_rows(piece.new_empty(0), sharding, (len(piece), *shape))
+    local(made).set_(piece.untyped_storage(), piece.storage_offset(), piece.shape, piece.stride())
+    return made
+
+
+def sharded_unevenly(piece: Tensor, sharding: Sharding, offset: int, total: int) -> Tensor:
+    """A DTensor [m, total] of which this rank has the columns from `offset` on, however many other ranks have.
+
+    `torch.distributed.checkpoint` can reshard it; nothing can be computed with it.
+    """
+    from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper  # torch has no public class for this
+
+    return _as_rows(LocalShardsWrapper([piece], [(0, offset)]), sharding, (len(piece), total))
+
+
+def _as_rows(piece: Tensor, sharding: Sharding, shape: Sequence[int]) -> Tensor:
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    mesh, size = sharding.mesh, torch.Size(shape)
+    placements = [Shard(sharding.dim + 1) if i == sharding.mesh_dim else Replicate() for i in range(mesh.ndim)]
+    stride = torch.empty(size, device="meta").stride()
+    made: Tensor = DTensor.from_local(piece, mesh, placements, run_check=False, shape=size, stride=stride)
+    return made

@@ -15,13 +15,8 @@ from mfac.inverse_fisher import Ranks
 class SharedCurvature:
     """Takes and gives vectors over all weights, with the same bits on every rank; works on this rank's share of them.
 
-    Methods are those of `FisherCurvature`.
-
-    Args:
-        local: the `mfac.pruning.curvature.FisherCurvature` of this rank's share.
-        shares: of the weights, by rank.
-        ranks: that take part.
-        divided: whether blocks are divided among the ranks; otherwise all share one matrix, which sums over them.
+    `local` is the `mfac.pruning.curvature.FisherCurvature` of this rank's share, with the same methods. `divided` says
+    whether blocks are divided among the ranks; otherwise all share one matrix, which sums over them.
     """
 
     def __init__(self, local: Any, shares: Sequence[ColumnShare], ranks: Ranks, divided: bool):
