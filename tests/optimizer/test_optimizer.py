@@ -114,7 +114,7 @@ def test_it_converges_on_an_ill_conditioned_quadratic_where_sgd_crawls():
     best = torch.linalg.lstsq(A, b[:, None]).solution[:, 0]
 
     w, sgd = nn.Parameter(torch.zeros(20, dtype=torch.float64)), torch.zeros(4, 20, dtype=torch.float64)
-    optimizer, rates = mfac.MFAC([w], 0.3, 200, 1e-8, normalize="seen"), torch.tensor([[0.3], [0.1], [0.03], [0.01]])
+    optimizer, rates = mfac.MFAC([w], 0.3, 80, 1e-8, normalize="seen"), torch.tensor([[0.3], [0.1], [0.03], [0.01]])
     for a, target in zip(A, b, strict=True):
         w.grad = (a @ w.detach() - target) * a  # the gradient of ½ (aᵀw − b)²
         optimizer.step()
