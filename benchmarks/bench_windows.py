@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import mfac
-from mfac.windows import as_kind, window_bytes
+from mfac.windows.storage import as_kind, window_bytes
 from timing import save, show
 
 RESNET20, BERT_TINY, M = 270_000, 4_386_178, 1024

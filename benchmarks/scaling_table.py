@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 import mfac
-from mfac.windows import window_bytes
+from mfac.windows.storage import window_bytes
 from page_text import size, table
 from timing import RESULTS
 

@@ -39,7 +39,7 @@ from experiments.recipes import bert
 from experiments.training import cosine as cosine_schedule
 from experiments.training import cross_entropy, last_loss
 from mfac.app.runs.environment import process_peak_bytes
-from mfac.windows import Window
+from mfac.windows.storage import Window
 
 STORAGES: dict[str, Window] = {
     "float32": torch.float32,

@@ -10,7 +10,7 @@ import torch
 import mfac
 from bench_windows import filled
 from mfac import reference
-from mfac.windows import window_bytes
+from mfac.windows.storage import window_bytes
 from peers.cells import best_of, forget_peak, peak, resident
 from peers.inverses import conjugate_gradients
 from peers.matrices import DAMPING, GGT_EPS, error, fill_rows, load_truth, rows

@@ -35,7 +35,7 @@ from experiments.models.sentence_classifier import minilm_sentences
 from experiments.recipe import Recipe, Request, Results
 from experiments.training import Training, file_of, last_loss, linear
 from mfac.gradients import model_loss
-from mfac.windows import Window
+from mfac.windows.storage import Window
 
 RATES = {"Adam": (2e-5, 1e-4, 3e-4), "M-FAC": (0.1, 0.3, 1.0)}
 DAMPING = 1e-3

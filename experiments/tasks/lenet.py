@@ -6,12 +6,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from experiments.classification import accuracy, cross_entropy, train
 from experiments.data import ImageBatches
 from experiments.datasets.folder import data_folder
 from experiments.datasets.images import Normalisation, load_mnist
 from experiments.models.mlp import LENET, mlp
 from mfac.app.tasks import Task
-from mfac.app.tasks.classification import accuracy, cross_entropy, train
 
 BATCH_SIZE = 128
 # Mean and standard deviation of all pixels of the training images.

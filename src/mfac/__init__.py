@@ -30,8 +30,9 @@ from mfac.pruning import (
     to_torch_prune,
 )
 from mfac.static import StaticInverseFisher
-from mfac.windows import Int8, TopK
 from mfac.windows import native as native
+from mfac.windows.int8 import Int8
+from mfac.windows.topk import TopK
 
 __version__ = "0.1.0.dev0"
 

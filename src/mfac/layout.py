@@ -4,8 +4,11 @@ Also the one place where names, patterns and masks are matched with parameters.
 """
 
 import difflib
+import functools
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
@@ -13,6 +16,8 @@ from torch import Tensor, nn
 
 Params = str | Tensor | Iterable[str | Tensor] | None
 Masks = Mapping[str, Tensor] | Mapping[Tensor, Tensor] | None
+Named = Mapping[str, Tensor]
+Key = TypeVar("Key", bound=str | Tensor)
 
 # Parts of a name that torch.compile and FSDP put in; DataParallel and many checkpoints put `module.` before it.
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module")
@@ -27,23 +32,24 @@ class ParameterLayout:
     Args:
         model: where the parameters are looked up.
         params: names, `"re:..."` patterns (by `re.search`) or tensors; None: every trainable parameter.
-        masks: {name or parameter: bool tensor of its shape, True = kept}; parameters without a mask are kept whole.
+        masks: {name or parameter: bool tensor of its shape, True = kept}.
 
     Raises:
         ValueError: a parameter is unknown or not trainable, a mask does not fit, or no coordinate is kept.
     """
 
     def __init__(self, model: nn.Module, params: Params = None, masks: Masks = None):
-        self._lay(_choose(model, params), _masks_by_parameter(parameters_by_name(model), masks, "the model"))
+        self._lay(_choose(model, params), parameters_by_name(model), "the model", masks)
 
     @classmethod
-    def of_tensors(cls, named: Mapping[str, Tensor], masks: Masks = None, complete: bool = True) -> "ParameterLayout":
+    def of_tensors(cls, named: Named, masks: Masks = None, complete: bool = True) -> "ParameterLayout":
         """The layout of {name: tensor} without a model; `complete` is False for shards, which may be empty."""
         layout = cls.__new__(cls)
-        layout._lay(named, _masks_by_parameter(named, masks, "the optimizer"), complete)
+        layout._lay(named, named, "the optimizer", masks, complete)
         return layout
 
-    def _lay(self, chosen: Mapping[str, Tensor], found: dict[int, Tensor], complete: bool = True) -> None:
+    def _lay(self, chosen: Named, known: Named, owner: str, masks: Masks, complete: bool = True) -> None:
+        found = {id(find(key, known, owner)): mask for key, mask in (masks or {}).items()}
         self.names: tuple[str, ...] = tuple(chosen)
         self.tensors: tuple[Tensor, ...] = tuple(chosen.values())
         self.full_sizes: tuple[int, ...] = tuple(tensor.numel() for tensor in self.tensors)
@@ -65,10 +71,7 @@ class ParameterLayout:
     @property
     def dtype(self) -> torch.dtype:
         """The smallest dtype that holds every parameter."""
-        dtype = self.tensors[0].dtype
-        for tensor in self.tensors[1:]:
-            dtype = torch.promote_types(dtype, tensor.dtype)
-        return dtype
+        return functools.reduce(torch.promote_types, (tensor.dtype for tensor in self.tensors))
 
     @property
     def device(self) -> torch.device:
@@ -88,9 +91,7 @@ class ParameterLayout:
     def flatten(self, values: Sequence[Tensor | None], out: Float[Tensor, "d"]) -> None:
         """Writes one value per parameter (None is zero) into the row `out`, in its dtype and on its device."""
         parts = zip(self.tensors, values, self.kept, strict=True)
-        pieces = [
-            _kept_part(torch.zeros_like(tensor) if value is None else value, kept) for tensor, value, kept in parts
-        ]
+        pieces = [_kept_part(torch.zeros_like(t) if value is None else value, kept) for t, value, kept in parts]
         if all(piece.device == out.device for piece in pieces):
             torch.cat(pieces, out=out)
         else:
@@ -132,7 +133,7 @@ def plain_name(name: str) -> str:
     return ".".join(parts).removesuffix("_orig")
 
 
-def by_plain_name(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def by_plain_name(named: Named) -> dict[str, Tensor]:
     """The tensors by their own names and by their plain ones."""
     return {plain_name(name): tensor for name, tensor in named.items()} | dict(named)
 
@@ -142,17 +143,11 @@ def parameters_by_name(model: nn.Module) -> dict[str, Tensor]:
     return by_plain_name(dict(model.named_parameters(remove_duplicate=False)))
 
 
-def matching(item: str | Tensor, known: Mapping[str, Tensor], argument: str, owner: str) -> dict[str, Tensor]:
-    """The tensors that a name, a `"re:..."` pattern or a tensor stands for, by name.
-
-    Args:
-        item: what to look for; a name may have wrappers that the known ones do not have.
-        known: {name: tensor}.
-        argument: that the item was passed as, for the error.
-        owner: whose parameters these are, for the error.
+def matching(item: str | Tensor, known: Named, argument: str, owner: str) -> dict[str, Tensor]:
+    """The tensors that a name, a `"re:..."` pattern or a tensor stands for, by name; wrappers in a name do not matter.
 
     Raises:
-        ValueError: there are none; the message has the nearest name.
+        ValueError: `argument` matches no tensor of `owner`; the message has the nearest name.
     """
     if isinstance(item, Tensor):
         found = {name: tensor for name, tensor in known.items() if tensor is item}
@@ -165,41 +160,39 @@ def matching(item: str | Tensor, known: Mapping[str, Tensor], argument: str, own
     if not found:
         close = difflib.get_close_matches(item, known, n=1) if isinstance(item, str) else []
         hint = f"did you mean {close[0]!r}?" if close else f"it has {some(known)}"
+        if isinstance(item, Tensor):
+            hint = "was the model copied, or its parameters replaced, since?"
         raise ValueError(f"{argument}: {_label(item)} matches no parameter of {owner}; {hint}")
     return found
 
 
-def find(key: str | Tensor, known: Mapping[str, Tensor], owner: str) -> Tensor:
+def find(key: str | Tensor, known: Named, owner: str) -> Tensor:
     """The tensor that a mask's key stands for; raises ValueError if there is none."""
     return next(iter(matching(key, known, "masks", owner).values()))
 
 
-def as_mask(key: str | Tensor, mask: Tensor, shape: torch.Size, convert: bool = True) -> Tensor:
-    """The mask as a bool tensor: itself where it is one, converted where it holds zeros and ones.
+def match_masks(masks: Mapping[Key, Tensor], known: Named, owner: str) -> list[tuple[Key, Tensor, Tensor]]:
+    """(key, parameter, bool mask) of each mask; raises ValueError if one of them does not fit."""
+    found = [(key, find(key, known, owner), mask) for key, mask in masks.items()]
+    return [(key, tensor, as_mask(key, mask, tensor.shape)) for key, tensor, mask in found]
 
-    Raises:
-        ValueError: it has another shape or other values, or is not bool and `convert` is False.
-    """
+
+def as_mask(key: str | Tensor, mask: Tensor, shape: torch.Size, convert: bool = True) -> Tensor:
+    """The mask as a bool tensor, converted if it holds zeros and ones; raises ValueError if it does not fit."""
     if not isinstance(mask, Tensor) or mask.shape != shape or not (convert or mask.dtype == torch.bool):
         found = f"{mask.dtype} of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else f"a {type(mask).__name__}"
-        raise ValueError(
-            f"masks: {_label(key)} needs a bool tensor of shape {tuple(shape)} (True = kept), this one is {found}"
-        )
+        raise ValueError(f"masks: {_label(key)} needs a bool tensor of shape {tuple(shape)}, this one is {found}")
     if mask.dtype == torch.bool:
         return mask
     kept = mask != 0
     if not torch.equal(mask, kept.to(mask.dtype)):
-        raise ValueError(
-            f"masks: {_label(key)} needs True or 1 for kept and False or 0 for removed; this one has other values"
-        )
+        raise ValueError(f"masks: {_label(key)} has other values than True or 1 for kept and False or 0 for removed")
     return kept
 
 
 def some(names: Iterable[str], limit: int = 5) -> str:
     """The first few names, and how many more there are: for messages."""
-    names = list(names)
-    if not names:
-        return "no parameter at all"
+    names = list(names) or ["no parameter at all"]
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
@@ -222,17 +215,12 @@ def _choose(model: nn.Module, params: Params) -> dict[str, Tensor]:
         found = matching(item, known, "params", "the model")
         if not any(tensor.requires_grad for tensor in found.values()):
             raise ValueError(
-                f"params: {_label(item)} matches only frozen parameters; call requires_grad_(True) on {some(found)}"
+                f"params: {_label(item)} matches only frozen parameters; call requires_grad_(True) on them"
             )
         wanted |= {id(tensor) for tensor in found.values() if tensor.requires_grad}
     if not wanted:
         raise ValueError("params is empty; name at least one parameter, or pass None for every trainable one")
     return {name: tensor for name, tensor in every.items() if id(tensor) in wanted}
-
-
-def _masks_by_parameter(known: Mapping[str, Tensor], masks: Masks, owner: str) -> dict[int, Tensor]:
-    """{id of the parameter: mask}, for masks given by name or by parameter."""
-    return {id(find(key, known, owner)): mask for key, mask in (masks or {}).items()}
 
 
 def _kept_indices(name: str, tensor: Tensor, mask: Tensor | None) -> Tensor | None:
@@ -249,8 +237,5 @@ def _kept_part(value: Tensor, kept: Tensor | None) -> Tensor:
 
 
 def _slots(sizes: Sequence[int]) -> tuple[slice, ...]:
-    slots, start = [], 0
-    for size in sizes:
-        slots.append(slice(start, start + size))
-        start += size
-    return tuple(slots)
+    stops = itertools.accumulate(sizes)
+    return tuple(slice(stop - size, stop) for size, stop in zip(sizes, stops, strict=True))

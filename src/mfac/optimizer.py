@@ -16,7 +16,7 @@ from mfac.dynamic import Normalize
 from mfac.parameter_groups import check_group, gradients_of, group_parameters, name_parameters, read_state
 from mfac.parameter_window import Damping, NonFinite, ParameterWindow, Windowed, row_dtype, trainable
 from mfac.precision import Precision
-from mfac.windows import Window, window_bytes
+from mfac.windows.storage import Window, window_bytes
 
 WINDOW_ENTRIES = {"rows", "columns", "shape", "mask", "window"}  # of a parameter's saved state
 

@@ -1,9 +1,10 @@
 """Blocks of columns of G, the pieces they are streamed in, and how columns come to the device that computes."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NoReturn, Protocol, runtime_checkable
+from itertools import zip_longest
+from typing import NamedTuple, NoReturn
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -20,7 +21,7 @@ Reduce = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Run:
+class BlockRun:
     """`count` adjacent blocks of `length` columns each, from column `start` on."""
 
     start: int
@@ -29,12 +30,10 @@ class Run:
 
     @property
     def stop(self) -> int:
-        """The column after the last one."""
         return self.start + self.length * self.count
 
     @property
     def columns(self) -> slice:
-        """All columns of the run."""
         return slice(self.start, self.stop)
 
     def pieces(self, columns: int) -> Iterator["Piece"]:
@@ -45,49 +44,35 @@ class Run:
             step = columns // self.length
             for first in range(0, self.count, step):
                 last = min(first + step, self.count)
-                yield Piece(first, last, self.start + first * self.length, self.start + last * self.length)
+                yield Piece(
+                    slice(first, last), slice(self.start + first * self.length, self.start + last * self.length)
+                )
             return
         for block in range(self.count):
             end = self.start + (block + 1) * self.length
             for start in range(end - self.length, end, columns):
-                yield Piece(block, block + 1, start, min(start + columns, end))
+                yield Piece(slice(block, block + 1), slice(start, min(start + columns, end)))
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Columns `start` to `stop` - 1: the blocks `first` to `last` - 1 of a run, or a slice of one of them."""
+class Piece(NamedTuple):
+    """Some columns of G: whole blocks of a run, or a slice of one block."""
 
-    first: int
-    last: int
-    start: int
-    stop: int
-
-    @property
-    def blocks(self) -> slice:
-        """The blocks of the run that the piece belongs to."""
-        return slice(self.first, self.last)
-
-    @property
-    def columns(self) -> slice:
-        """The columns of G in the piece."""
-        return slice(self.start, self.stop)
+    blocks: slice
+    columns: slice
 
     def split_columns(self, G: Float[Tensor, "m columns"]) -> Float[Tensor, "blocks m length"]:
         """The columns of the piece, one matrix per block; a view."""
-        return G.unflatten(1, (self.last - self.first, -1)).transpose(0, 1)
+        return G.unflatten(1, (self.blocks.stop - self.blocks.start, -1)).transpose(0, 1)
 
     def split(self, x: Shaped[Tensor, "columns *k"]) -> Shaped[Tensor, "blocks length *k"]:
         """The entries of x in the piece, one vector (or matrix) per block; a view."""
-        return x.unflatten(0, (self.last - self.first, -1))
+        return x.unflatten(0, (self.blocks.stop - self.blocks.start, -1))
 
 
-def block_runs(dim: int, block_size: int | None, sizes: Sequence[int] | None = None) -> list[Run]:
-    """Divides `dim` columns into blocks of at most `block_size` columns.
+def block_runs(dim: int, block_size: int | None, sizes: Sequence[int] | None = None) -> list[BlockRun]:
+    """Divides `dim` columns into blocks of `block_size` columns at most (None: one block).
 
-    Args:
-        dim: the number of columns.
-        block_size: the length of a block; None: one block over all columns.
-        sizes: lengths of the tensors that lie side by side in the columns; no block straddles two of them.
+    `sizes` are the lengths of the tensors that lie side by side in the columns; no block straddles two of them.
 
     Raises:
         ValueError: the block size is not a positive int, or the sizes do not add up to `dim`.
@@ -95,53 +80,40 @@ def block_runs(dim: int, block_size: int | None, sizes: Sequence[int] | None = N
     if block_size is None:
         if sizes is not None:
             raise ValueError("sizes was given without block_size; sizes only says where blocks end: give both or none")
-        return [Run(0, dim, 1)]
+        return [BlockRun(0, dim, 1)]
     if not isinstance(block_size, int) or isinstance(block_size, bool) or block_size < 1:
         raise ValueError(f"block_size must be a positive int or None (the full matrix), not {block_size!r}")
     sizes = [dim] if sizes is None else [int(size) for size in sizes]
     if sum(sizes) != dim or min(sizes, default=0) < 0:
         raise ValueError(f"sizes must be lengths that add up to the {dim} columns; they add up to {sum(sizes)}")
-    runs: list[Run] = []
+    runs: list[BlockRun] = []
     start = 0
     for size in sizes:
         for length, count in ((block_size, size // block_size), (size % block_size, 1)):
             if length * count:
                 if runs and runs[-1].length == length:  # fewer, larger batches
                     last = runs.pop()
-                    runs.append(Run(last.start, length, last.count + count))
+                    runs.append(BlockRun(last.start, length, last.count + count))
                 else:
-                    runs.append(Run(start, length, count))
+                    runs.append(BlockRun(start, length, count))
                 start += length * count
     return runs
 
 
-@runtime_checkable
-class ColumnSource(Protocol):
-    """A matrix [m, d] that is read by columns, such as a gradient file or a window of compressed rows."""
+@dataclass(frozen=True)
+class MadeColumns:
+    """A matrix [m, d] whose columns are made, or read from a file, when they are asked for."""
 
-    @property
-    def shape(self) -> tuple[int, int]: ...
-
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-    def load(self, start: int, stop: int) -> Float[Tensor, "m columns"]:
-        """Columns start to stop - 1."""
-
-    def gather(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "m n"]:
-        """Single columns."""
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    load: Callable[[int, int], Float[Tensor, "m columns"]]
+    gather: Callable[[Int[Tensor, " n"]], Float[Tensor, "m n"]]
 
 
 class Pages:
-    """The columns of an m x d matrix, brought to the device that computes.
+    """The columns of an m x d matrix, brought to `device`, `page_size` at once (None: `columns_at_once` chooses)."""
 
-    Args:
-        source: a tensor [m, d], or anything that is read by columns.
-        device: where columns are wanted.
-        page_size: columns to load at once; None: chosen by `columns_at_once`.
-    """
-
-    def __init__(self, source: Tensor | ColumnSource, device: torch.device, page_size: int | None = None):
+    def __init__(self, source: Tensor | MadeColumns, device: torch.device, page_size: int | None = None):
         self.source = source
         self.device = device
         self.dtype: torch.dtype = source.dtype
@@ -154,7 +126,7 @@ class Pages:
         """Whether `load` gives a view of the source's own memory."""
         return isinstance(self.source, Tensor) and self.source.device == self.device
 
-    def columns_at_once(self, run: Run) -> int:
+    def columns_at_once(self, run: BlockRun) -> int:
         """How many columns of a run are loaded at once."""
         if self._page_size is not None:
             return self._page_size
@@ -169,14 +141,13 @@ class Pages:
             for piece in pieces:
                 yield piece, piece.split_columns(self.load(piece.columns))
             return
+        remaining = list(pieces)
         with ThreadPoolExecutor(1) as pool:
-            waiting: list[tuple[Piece, Future[Tensor]]] = []
-            for piece in pieces:
-                waiting.append((piece, pool.submit(self.load, piece.columns)))
-                if len(waiting) == 2:
-                    yield _loaded(waiting)
-            if waiting:
-                yield _loaded(waiting)
+            loads = [pool.submit(self.load, piece.columns) for piece in remaining[:1]]
+            for piece, following in zip_longest(remaining, remaining[1:]):
+                if following is not None:
+                    loads.append(pool.submit(self.load, following.columns))
+                yield piece, piece.split_columns(loads.pop(0).result())  # only the caller holds it
 
     def load(self, columns: slice) -> Float[Tensor, "m columns"]:
         """The columns, on the device: a view if the matrix is there already, else a copy."""
@@ -195,7 +166,7 @@ class Pages:
     def raise_for_rows(self, reduce: Reduce | None = None) -> NoReturn:
         """Raises the ValueError that names the rows to blame for a sum that is not finite."""
         squares = torch.zeros(self.shape[0], dtype=torch.float64, device=self.device)
-        for piece in Run(0, self.shape[1], 1).pieces(max(1, BLOCK_PIECE // self.shape[0])):
+        for piece in BlockRun(0, self.shape[1], 1).pieces(max(1, BLOCK_PIECE // self.shape[0])):
             squares += self.load(piece.columns).double().square().sum(1)
         squares = squares if reduce is None else reduce(squares)
         bad = (~torch.isfinite(squares)).nonzero()[:, 0].tolist()
@@ -220,13 +191,7 @@ class Pages:
             )
 
 
-def _loaded(waiting: list[tuple[Piece, "Future[Tensor]"]]) -> tuple[Piece, Tensor]:
-    """Takes the first piece off the list, so that only the caller holds it."""
-    piece, future = waiting.pop(0)
-    return piece, piece.split_columns(future.result())
-
-
-def _version(source: Tensor | ColumnSource) -> int | None:
+def _version(source: Tensor | MadeColumns) -> int | None:
     """A counter that changes when a tensor is written to; None if there is none."""
     if not isinstance(source, Tensor) or source.is_inference():
         return None

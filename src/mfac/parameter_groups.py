@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from mfac.columns import local, local_gradient
-from mfac.layout import as_mask, some
+from mfac.layout import as_mask, find
 
 Groups = Sequence[Mapping[str, Any]]
 WINDOW_OPTIONS = {"num_grads", "damping", "normalize", "window", "masks", "update_every", "max_step_norm"}
@@ -36,16 +36,11 @@ def name_masks(masks: Mapping[Any, Tensor] | None, named: Mapping[str, Tensor]) 
     """Masks by name, whether they were given by name or by parameter."""
     if masks is not None and not isinstance(masks, Mapping):
         raise ValueError(f"masks must be {{parameter or name: bool tensor}}, not {type(masks).__name__}")
-    names = {tensor: name for name, tensor in named.items()}
-    found = {}
-    for key, mask in (masks or {}).items():
-        name = names.get(key, "") if isinstance(key, Tensor) else key
-        if name not in named:
-            label = f"a tensor of shape {tuple(key.shape)}" if isinstance(key, Tensor) else repr(key)
-            hint = f"it has {some(named)} (for names give it model.named_parameters())"
-            raise ValueError(f"masks: {label} is not a parameter of the optimizer; {hint}")
-        found[name] = as_mask(name, mask, named[name].shape, convert=False)
-    return found
+    names = {id(tensor): name for name, tensor in named.items()}
+    nameless = all(name.startswith("parameter ") for name in named)
+    owner = "the optimizer" + " (give it model.named_parameters() to use names)" * nameless
+    found = {names[id(find(key, named, owner))]: mask for key, mask in (masks or {}).items()}
+    return {name: as_mask(name, mask, named[name].shape, convert=False) for name, mask in found.items()}
 
 
 def gradients_of(groups: Groups) -> dict[Tensor, Tensor]:

@@ -13,7 +13,8 @@ from mfac.dynamic import DynamicInverseFisher, NonFiniteGradientError, Normalize
 from mfac.layout import ParameterLayout
 from mfac.parameter_groups import Groups, name_masks, name_parameters
 from mfac.precision import Precision
-from mfac.windows import ChosenColumns, SavedRows, Window, saved_rows
+from mfac.windows.rows import ChosenColumns, SavedRows
+from mfac.windows.storage import Window, saved_rows
 
 Damping = float | Callable[[int], float]
 NonFinite = Literal["raise", "skip"]

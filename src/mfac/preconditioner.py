@@ -12,7 +12,7 @@ from mfac.dynamic import Normalize
 from mfac.parameter_groups import gradients_of, group_parameters
 from mfac.parameter_window import Damping, NonFinite, ParameterWindow, Windowed
 from mfac.precision import Precision
-from mfac.windows import Window
+from mfac.windows.storage import Window
 
 
 class MFACPreconditioner(Windowed):

@@ -1,16 +1,16 @@
 """Pruning runs: the masks of the library, the same whether interrupted or not, and complete records."""
 
 import json
-import signal
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+import run_cases
 import torch
 from run_cases import (
     GRADUAL,
+    KINDS,
     ONE_SHOT,
     TRAINING,
     StopAfter,
@@ -19,28 +19,24 @@ from run_cases import (
     network,
     run,
     small_task,
-    start,
     tensor_bytes,
     with_options,
     without_times,
-)
+)  # fmt: skip
 from torch import nn
 from torch.utils.data import DataLoader
 
 import mfac
-from mfac.app.runs.random_state import seeded
 from mfac.app.runs.task_batches import TaskBatches
 from mfac.app.tasks import load_task
+from mfac.gradients.model_state import seeded
 
-HERE = Path(__file__).parents[1] / "support"
 CPU = torch.device("cpu")
 SETTINGS = {
     "several": replace(with_options(ONE_SHOT, (0.5, 0.8), recomputations=2), methods=("mfac", "magnitude")),
-    "layers": with_options(ONE_SHOT, scope="layer", update="obs"),
     "2:4": with_options(ONE_SHOT, (), pattern="2:4"),
     "rows, sampled labels": with_options(ONE_SHOT, (0.5,), pattern="row", fisher="sampled"),
     "samples": with_options(ONE_SHOT, per_sample=True, block_size=None, num_grads=64),
-    "gradual": GRADUAL,
     "gradual, sgd": replace(GRADUAL, lr=0.05, schedule="polynomial"),
 }
 
@@ -61,24 +57,23 @@ def test_interrupted_twice_it_ends_with_the_same_bits(tmp_path, name):
     assert not list(tmp_path.rglob("state.pt"))
 
 
-@pytest.mark.parametrize(("kind", "calls"), [("prune", 14), ("gradual", 20), ("train", 40)])
-def test_killed_it_ends_with_the_same_bits(tmp_path, kind, calls):
-    command = [sys.executable, "run_cases.py", kind, str(tmp_path / "killed"), str(calls)]
-    assert subprocess.run(command, cwd=HERE, check=False).returncode == -signal.SIGKILL
-    start(kind, tmp_path / "killed")
-    start(kind, tmp_path / "whole")
+def test_killed_they_end_with_the_same_bits(tmp_path):
+    subprocess.run([sys.executable, run_cases.__file__, tmp_path / "killed"], check=True)
+    for kind, (settings, _) in KINDS.items():
+        watcher = StopAfter()
+        run(tmp_path / "killed" / kind, settings, watcher=watcher)
+        assert any("resuming after" in line for line in watcher.lines)
+        run(tmp_path / "whole" / kind, settings)
     assert tensor_bytes(tmp_path / "killed") == tensor_bytes(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("options", [{}, {"per_sample": True, "num_grads": 64}, {"pattern": "2:4"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"pattern": "2:4", "per_sample": True, "num_grads": 64}], ids=str)
 def test_the_masks_are_those_of_the_library(tmp_path, options):
-    settings = replace(with_options(ONE_SHOT, () if options.get("pattern") else (0.9,), **options), seed=3)
-    task = load_task("digits")
+    settings = replace(with_options(ONE_SHOT, () if options else (0.9,), **options), seed=3)
+    task = replace(load_task("digits"), pretrain=None)
     cell = run(tmp_path, settings, task)["cells"][0]
     with seeded(3):
         model = task.model()
-    with seeded(3):
-        task.pretrain(model)
     given = {"recomputations": 4, "num_grads": 8, "block_size": 16, **options}
     result = mfac.prune(model, task.loss, TaskBatches(task, CPU), cell["asked"], seed=3, progress=False, **given)
     masks = mfac.load_masks(tmp_path / cell["files"]["masks"])

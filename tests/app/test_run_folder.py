@@ -35,7 +35,7 @@ def test_a_run_is_resumed_with_its_cells_and_its_start(tmp_path):
         assert folder.record == before
         assert folder.has(method="mfac", asked=0.9)
         assert not folder.has(method="mfac", asked=0.8)
-        assert not folder.is_finished
+        assert folder.record["finished"] is None
         folder.finish()
     after = read_run(tmp_path / "run" / "run.json")
     assert after["finished"] >= after["started"] == before["started"]

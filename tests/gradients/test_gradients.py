@@ -257,7 +257,7 @@ def test_operators_take_rows_files_and_blocks(tmp_path):
 
 def test_blocks_that_do_not_fit(monkeypatch):
     case = mlp()
-    monkeypatch.setattr("mfac.gradients.sinks.available_memory", lambda device: 10240)
+    monkeypatch.setattr("mfac.gradients.accumulate.available_memory", lambda device: 10240)
     with pytest.raises(MemoryError, match=r"blocks of 32 over 66 weights need .*; what would fit: block_size=26"):
         accumulate_fisher(case.model, case.loss_fn, [case.batch], 1, 32)
 

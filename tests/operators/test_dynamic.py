@@ -88,7 +88,7 @@ def test_drift_is_noticed_and_repaired():
     rows = mixed(20, 30, dtype=torch.float64)
     op = fill(window(dtype=torch.float64), rows[:8])
     op.update_and_apply(rows[8])
-    op._inverse._P += 1e-3 * torch.randn(8, 8, dtype=torch.float64)  # as if rounding had piled up
+    op._inverse.inverse += 1e-3 * torch.randn(8, 8, dtype=torch.float64)  # as if rounding had piled up
     op.update(rows[9])
     assert op._inverse.inverse is None
     step = op.update_and_apply(rows[10])

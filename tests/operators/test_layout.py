@@ -38,7 +38,7 @@ def test_tensors_come_in_the_models_order():
         ("0.wieght", "'0.wieght' matches no parameter of the model; did you mean '0.weight'"),
         ("re:conv", "the pattern 're:conv' matches no parameter of the model; it has 0.weight, 0.bias"),
         (torch.zeros(2), r"a tensor of shape \(2,\) matches no parameter"),
-        ("0.bias", r"'0.bias' matches only frozen parameters; call requires_grad_\(True\) on 0.bias"),
+        ("0.bias", r"'0.bias' matches only frozen parameters; call requires_grad_\(True\) on them"),
         ([], "params is empty; name at least one"),
     ],
 )
@@ -90,7 +90,7 @@ def test_masks_by_parameter_and_masks_that_keep_everything():
     [
         ({"nothing": torch.ones(1).bool()}, "'nothing' matches no parameter of the model; it has 0.weight"),
         ({torch.zeros(3): torch.ones(3).bool()}, r"a tensor of shape \(3,\) matches no parameter"),
-        ({"0.bias": torch.ones(7)}, r"'0.bias' needs a bool tensor of shape \(7,\) .*torch.float32"),
+        ({"0.bias": torch.ones(7)}, r"'0.bias' needs a bool tensor of shape \(7,\).*torch.float32"),
         ({"0.bias": torch.ones(6).bool()}, r"this one is torch.bool of shape \(6,\)"),
         ({"0.bias": torch.zeros(7).bool()}, "the masks keep no coordinate at all"),
     ],

@@ -9,7 +9,8 @@ import torch
 from cases import mixed
 
 import mfac
-from mfac.windows import as_kind, native
+from mfac.windows import native
+from mfac.windows.storage import as_kind
 
 M, D = 21, 9000  # two whole strips and a rest; a rest of rows too
 KINDS = {
@@ -51,7 +52,7 @@ def test_products_are_those_of_the_rows_as_stored(kind, dtype):
     rows = rows_of(kind)
     assert rows.compiled(dtype) == (kind != dtype)  # torch can multiply equal dtypes
     for n in (1, 4, 19, M):
-        G, x, a = rows.dense().double()[:n], torch.randn(D, 2)[:, 1], torch.randn(n, 2, dtype=torch.float64)[:, 1]
+        G, x, a = rows.columns(n, 0, D).double(), torch.randn(D, 2)[:, 1], torch.randn(n, 2, dtype=torch.float64)[:, 1]
         projected, combined = rows.project(n, x, dtype), rows.combine(a, dtype)
         assert (projected.dtype, combined.dtype) == (torch.float64, dtype)
         near = 1e-6 if dtype == torch.float32 else 1e-14  # of the sizes of what is summed

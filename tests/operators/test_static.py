@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mfac
-from mfac.pages import Pages, Run, block_runs
+from mfac.pages import BlockRun, Pages, block_runs
 from mfac.static import _check_memory
 
 
@@ -177,7 +177,7 @@ def test_more_memory_than_there_is_is_refused_with_what_would_fit(monkeypatch, a
 def test_gradients_that_do_not_fit_where_they_should_go_are_refused_with_a_page_size(monkeypatch):
     monkeypatch.setattr("mfac.static.available_memory", lambda device: 4000)
     with pytest.raises(MemoryError, match=r"1.0 MiB to move the gradients there.*what would fit: page_size=9 "):
-        _check_memory([Run(0, 20_000, 1)], 2, 2**20, torch.device("meta"))
+        _check_memory([BlockRun(0, 20_000, 1)], 2, 2**20, torch.device("meta"))
 
 
 def test_a_dense_matrix_that_does_not_fit_is_refused(monkeypatch):
@@ -218,7 +218,7 @@ def test_summed_blocks_refuse_what_is_for_gradients():
     columns=st.integers(1, 50),
 )
 def test_blocks_cover_every_column_once_and_never_straddle(sizes, block_size, columns):
-    assert block_runs(40, 10, [10, 30]) == [Run(0, 10, 4)]
+    assert block_runs(40, 10, [10, 30]) == [BlockRun(0, 10, 4)]
     runs = block_runs(sum(sizes), block_size, sizes)
     blocks = [(run.start + i * run.length, run.length) for run in runs for i in range(run.count)]
     borders = {sum(sizes[:i]) for i in range(len(sizes) + 1)}
@@ -228,7 +228,7 @@ def test_blocks_cover_every_column_once_and_never_straddle(sizes, block_size, co
         assert length <= block_size
         assert not any(start < border < start + length for border in borders)
     for run in runs:
-        covered = [column for piece in run.pieces(columns) for column in range(piece.start, piece.stop)]
+        covered = [column for piece in run.pieces(columns) for column in range(piece.columns.start, piece.columns.stop)]
         assert covered == list(range(run.start, run.stop))
 
 

@@ -11,7 +11,7 @@ from cases import mixed, repeating
 from optimizers import same
 
 import mfac
-from mfac.windows import as_kind, saved_rows, window_bytes
+from mfac.windows.storage import as_kind, saved_rows, window_bytes
 
 D, M = 45, 6
 KINDS = {
@@ -68,7 +68,7 @@ def test_every_way_to_read_rows_gives_what_was_written(kind):
         written.append(write(rows, k, g))
     G = torch.stack(written)
     assert torch.equal(torch.stack([rows.row(k) for k in range(M)]), G)
-    assert torch.equal(rows.dense(), G)
+    assert torch.equal(rows.columns(M, 0, D), G)
     pages = rows.pages(4)
     assert torch.equal(pages.load(slice(3, 33)), G[:4, 3:33])
     indices = torch.tensor([44, 0, 17, 16, 17, 31])
@@ -96,7 +96,7 @@ def test_wider_rows_are_the_same_with_zeros_behind(kind, extra):
     G = torch.stack([write(rows, k, g) for k, g in enumerate(mixed(M, D))])
     rows = rows.widened(extra)
     assert rows.shape == (M, D + extra)
-    assert torch.equal(rows.dense(), torch.nn.functional.pad(G, (0, extra)))
+    assert torch.equal(rows.columns(M, 0, D + extra), torch.nn.functional.pad(G, (0, extra)))
     row = write(rows, 2, torch.randn(D + extra))
     assert torch.equal(rows.row(2), row)
     assert torch.equal(rows.row(3)[:D], G[3])

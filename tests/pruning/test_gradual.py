@@ -12,6 +12,7 @@ import pytest
 import torch
 from interrupted_pruning import SCHEDULE, build, run, train
 from models import cross_entropy, mlp
+from pruning_cases import same, state_of, zeros
 from torch.utils.data import DataLoader, TensorDataset
 
 from mfac.pruning.gradual import GradualPruner
@@ -22,18 +23,6 @@ SMALL = {"num_grads": 6, "block_size": 16, "recomputations": 2}
 
 def batches(case, size=2):
     return [(x, y) for x, y in zip(case.batch[0].split(size), case.batch[1].split(size), strict=True)]
-
-
-def weights_of(model):
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
-def same(left, right):
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
-
-
-def zeros(model):
-    return sum(int((p == 0).sum()) for p in model.parameters() if p.ndim > 1)
 
 
 def test_each_step_goes_to_the_next_sparsity_and_none_follows_the_last():
@@ -52,10 +41,10 @@ def test_each_step_goes_to_the_next_sparsity_and_none_follows_the_last():
         assert zeros(case.model) == round(sparsity * 56)
         assert same(pruner.masks, result.masks)
         assert pruner.steps_done == index + 1
-    before = weights_of(case.model)
+    before = state_of(case.model)
     assert pruner.next_sparsity is None
     assert pruner.step() is None
-    assert same(weights_of(case.model), before)
+    assert same(state_of(case.model), before)
     assert [len(records) for records in pruner.history] == [2, 2, 2]
     assert asked == [0, 1, 2]
 
@@ -67,7 +56,7 @@ def test_a_step_is_a_call_of_prune():
     for index, sparsity in enumerate([0.3, 0.6]):
         pruner.step()
         masks = prune(twin.model, twin.loss_fn, batches(case), sparsity, masks=masks, seed=5 + index, **SMALL).masks
-        assert same(weights_of(case.model), weights_of(twin.model))
+        assert same(state_of(case.model), state_of(twin.model))
     assert same(pruner.masks, masks)
 
 
@@ -143,7 +132,7 @@ def test_the_state_is_plain_and_goes_on_alike(tmp_path):
         pruner.step()
         train(model, optimizer, data, 9)
         pruner.step()
-        return weights_of(model)
+        return state_of(model)
 
     expected = finish(model, optimizer, pruner, data)
     state = torch.load(tmp_path / "state.pt", weights_only=True)
@@ -194,13 +183,13 @@ def test_a_loader_that_shuffles_by_the_global_state_leaves_that_alone_and_differ
 )
 def test_states_of_something_else(change, message):
     model, _, pruner, _ = build()
-    before = weights_of(model)
+    before = state_of(model)
     with pytest.raises(ValueError, match=message):
         pruner.load_state_dict(pruner.state_dict() | change)
     with pytest.raises(ValueError, match="not a state of a GradualPruner: generators, history, masks, schedule"):
         pruner.load_state_dict({"steps_done": 1, "seed": 0})
     assert pruner.steps_done == 0
-    assert same(weights_of(model), before)
+    assert same(state_of(model), before)
 
 
 def test_killed_in_mid_schedule_and_resumed_is_the_same_as_undisturbed(tmp_path):

@@ -1,4 +1,4 @@
-"""A small task, watchers that stop a run, and a run that kills itself: `python run_cases.py kind folder calls`."""
+"""A small task, watchers that stop a run, and runs that kill themselves: `python run_cases.py folder`."""
 
 import errno
 import json
@@ -118,10 +118,16 @@ def full_disk(monkeypatch, after):
         yield
 
 
-def start(kind, folder, watcher=None):
-    return run(folder, {"train": TRAINING, "prune": ONE_SHOT, "gradual": GRADUAL}[kind], watcher=watcher)
+KINDS = {"prune": (ONE_SHOT, 14), "gradual": (GRADUAL, 20), "train": (TRAINING, 40)}  # and when they are killed
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    start(sys.argv[1], sys.argv[2], StopAfter(int(sys.argv[3]), lambda: os.kill(os.getpid(), signal.SIGKILL)))
+    for kind, (settings, calls) in KINDS.items():
+        if os.fork() == 0:
+            run(
+                Path(sys.argv[1], kind),
+                settings,
+                watcher=StopAfter(calls, lambda: os.kill(os.getpid(), signal.SIGKILL)),
+            )
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == -signal.SIGKILL

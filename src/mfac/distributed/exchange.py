@@ -10,14 +10,13 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from mfac.distributed.shares import ColumnShare
+from mfac.distributed.shares import ColumnShare, column_shares
 from mfac.fisher_blocks import FisherBlocks
-from mfac.gradients.batches import Batch, passes
-from mfac.gradients.collect import new_rows
-from mfac.gradients.collection import Collection
+from mfac.gradients.accumulate import new_blocks
+from mfac.gradients.batches import Batch
+from mfac.gradients.collect import Collection, new_rows
 from mfac.gradients.model_state import evaluation
-from mfac.gradients.resume import digest
-from mfac.gradients.sinks import new_blocks
+from mfac.gradients.to_file import digest
 from mfac.inverse_fisher import Ranks
 
 # A rank makes rows until it has so many bytes of them, and sends them in messages of this size: large enough that the
@@ -57,6 +56,14 @@ def accumulate_share(
         blocks = new_blocks(shares[ranks.rank].sizes, block_size, device)
     _exchange(collection, batches, shares, ranks, collection.layout.dtype, blocks)
     return blocks
+
+
+def agreed_shares(
+    ranks: Ranks, collection: Collection, block_size: int | None, arguments: Mapping[str, object] | None = None
+) -> tuple[ColumnShare, ...]:
+    """How the columns are divided among the ranks, once they agree on everything; raises as `check_ranks` does."""
+    check_ranks(ranks, collection, {"block_size": block_size} | dict(arguments or {}))
+    return column_shares(collection.layout.sizes, ranks.size, block_size)
 
 
 def check_ranks(ranks: Ranks, collection: Collection, arguments: Mapping[str, object]) -> None:
@@ -101,7 +108,7 @@ def _exchange(
     piece = max(1, min(most, PIECE_BYTES // (dim * dtype.itemsize)))
     with torch.inference_mode(False):
         made = torch.empty(min(piece, ours.count), dim, dtype=dtype, device=collection.device)
-    chunks = ours.chunks(passes(batches, ours.cycle), piece=piece)
+    chunks = ours.chunks(ours.stream(batches), piece=piece)
     with evaluation(ours.model), closing(chunks):
         for start in range(0, most, piece):
             waiting, wanted = 0, max(0, min(piece, ours.count - start))
@@ -110,6 +117,7 @@ def _exchange(
                     chunk = next(chunks)
                     ours.fill(chunk, made[waiting : waiting + chunk.count])
                     waiting += chunk.count
+                ours.check()
             first, last = start * size, min((start + piece) * size, collection.num_grads)
             mine = kept[first:last] if isinstance(kept, Tensor) else made.new_empty(last - first, kept.dim)
             _send(made[:waiting], shares, ranks, mine, piece)

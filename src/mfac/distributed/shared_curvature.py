@@ -45,21 +45,18 @@ class SharedCurvature:
             costs = self.local.group_costs(theta[self._mine.columns], ids[self._mine.columns], count)
         return self.ranks.sum_(costs)
 
-    def greedy_scores(self, theta: Float[Tensor, " d"], count: int | None) -> Float[Tensor, " d"]:
+    def greedy_scores(self, theta: Float[Tensor, " d"], count: int) -> Float[Tensor, " d"]:
         with self.ranks.together("the greedy order"):
             scores = self.local.greedy_scores(theta[self._mine.columns], count)
         return self._gather(scores)
 
-    def order_in_groups(
-        self, theta: Float[Tensor, " d"], positions: Int[Tensor, "groups size"]
-    ) -> Float[Tensor, "groups size"]:
+    def group_inverses(self, positions: Int[Tensor, "groups size"]) -> Float[Tensor, "groups size size"]:
         # A group may have weights on several ranks, but no two of them in one block; the full matrix is divided so
         # that none does.
         mine = (positions >= self._mine.start) & (positions < self._mine.stop)
         with self._alone("the order inside groups"):
             inverse = self.local.group_inverses(torch.where(mine, positions - self._mine.start, -1))
-        costs: Tensor = self.local.costs_in_groups(self.ranks.sum_(inverse), theta, positions)
-        return costs
+        return self.ranks.sum_(inverse)
 
     def _alone(self, what: str) -> AbstractContextManager[None]:
         """For work on this rank's own blocks, which fails on all ranks or none; the full matrix sums inside."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from mfac.pages import Run, block_runs
+from mfac.pages import BlockRun, block_runs
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def _between(sizes: Sequence[int], ends: Sequence[int]) -> tuple[ColumnShare, ..
     return tuple(shares)
 
 
-def _block_end(runs: Sequence[Run], column: int) -> int:
+def _block_end(runs: Sequence[BlockRun], column: int) -> int:
     """The end of a block nearest to a column."""
     ends = next((range(run.start, run.stop + 1, run.length) for run in runs if column <= run.stop), [column])
     return _nearest(ends, column)

@@ -1,7 +1,12 @@
-"""Model + loss + batches -> rows of G: in memory, in a file, or summed into blocks of the Fisher matrix."""
+"""Model + loss + batches -> rows of G, made chunk by chunk: all of them finite, and as many as asked for."""
 
+import math
 import os
-from collections.abc import Iterable
+import sys
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -10,19 +15,19 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
-from mfac.gradients.batches import ALIGNMENT, Batch, passes
-from mfac.gradients.collection import Collection
-from mfac.gradients.losses import LossFn, OutputFn, SampleFn
-from mfac.gradients.model_state import evaluation
-from mfac.gradients.sinks import collect_to_file, new_blocks, sum_blocks
+from mfac.gradients.batches import ALIGNMENT, Batch, cut, num_samples, passes, placed, singles
+from mfac.gradients.labels import Noise
+from mfac.gradients.losses import LossFn, OutputFn, SampleFn, sampled_loss
+from mfac.gradients.model_state import evaluation, set_seed, with_own_random_state
+from mfac.gradients.per_sample import ChunkPlan, MappedGradients
 from mfac.inverse_fisher import ranks_of
 from mfac.layout import Masks, ParameterLayout, Params
 from mfac.memory import available_memory, gib
 
 Fisher = Literal["empirical", "sampled"]
 Method = Literal["auto", "vmap", "loop"]
+UNCHECKED_CHUNKS = 8  # are filled before one looks whether they are finite, which waits for an accelerator
 
 
 def collect_gradients(
@@ -92,9 +97,7 @@ def collect_gradients(
     """
     ranks = ranks_of(process_group)
     with ranks.together("checking the arguments"):
-        layout = ParameterLayout(model, params, masks)
-        collection = Collection(model, loss_fn, layout, num_grads, per_sample, fisher, method, chunk_size, cycle,
-                                progress, seed, sample_fn, output_fn)  # fmt: skip
+        collection = Collection.of(locals())
         row_dtype = _row_dtype(collection.layout, dtype, window, out)
         if out is not None and ranks.size > 1:
             raise ValueError("out= is for one process; with a process_group every rank keeps its columns in memory")
@@ -102,66 +105,239 @@ def collect_gradients(
             raise ValueError(f"rows with out= are on disk, so device={str(device)!r} has no meaning; leave it out")
     where = collection.device if device is None else torch.device(device)
     if ranks.size > 1:
-        from mfac.distributed.exchange import check_ranks, collect_share
-        from mfac.distributed.shares import column_shares
+        from mfac.distributed.exchange import agreed_shares, collect_share
 
-        check_ranks(ranks, collection, {"dtype": row_dtype, "block_size": block_size})
-        shares = column_shares(collection.layout.sizes, ranks.size, block_size)
+        shares = agreed_shares(ranks, collection, block_size, {"dtype": row_dtype})
         return collect_share(collection, batches, shares, ranks, row_dtype, where)
     if out is not None:
+        from mfac.gradients.to_file import collect_to_file
+
         return collect_to_file(collection, batches, out, row_dtype)
     grads = new_rows(num_grads, collection.layout.dim, row_dtype, where)
     with evaluation(model):
-        for chunk in collection.chunks(passes(batches, cycle)):
+        for chunk in collection.chunks(collection.stream(batches)):
             collection.fill(chunk, grads[chunk.row : chunk.row + chunk.count], zeroed=True)
+        collection.check()
     return grads
 
 
-def accumulate_fisher(
-    model: nn.Module,
-    loss_fn: LossFn,
-    batches: Iterable[Batch],
-    num_grads: int,
-    block_size: int,
-    *,
-    params: Params = None,
-    per_sample: bool = False,
-    fisher: Fisher = "empirical",
-    masks: Masks = None,
-    device: torch.device | str | None = None,
-    cycle: bool = False,
-    progress: bool | None = None,
-    sample_fn: SampleFn | None = None,
-    output_fn: OutputFn | None = None,
-    method: Method = "auto",
-    chunk_size: int | None = None,
-    seed: int = 0,
-    process_group: dist.ProcessGroup | None = None,
-) -> FisherBlocks:
-    """The diagonal blocks of GᵀG, summed as the gradients come: memory O(block_size · d), however large m is.
+class NotFiniteError(RuntimeError):
+    """A loss or a gradient that is not finite; the first `good` rows of the chunk are complete."""
 
-    Blocks never straddle two parameters. The arguments are those of `collect_gradients`; with a `process_group` each
-    rank has the blocks of its share of the columns, over the rows of all ranks.
+    good = 0
+
+
+@dataclass
+class Chunk:
+    """A batch, or some of its samples, and the rows that it makes: `count` of them, from `row` on."""
+
+    batch: Batch
+    row: int
+    count: int
+    index: int
+    sample: int | None
+
+    def name(self, position: int) -> str:
+        return (
+            f"batch {self.index}" if self.sample is None else f"sample {self.sample + position} of batch {self.index}"
+        )
+
+
+@dataclass
+class Collection:
+    """What rows are the gradients of, and how they are collected.
+
+    Row i that is made here is row first + every · i of the matrix, which is what its random numbers depend on: those of
+    the loss and of drawn labels are the same in a run that is resumed or shared by ranks.
 
     Raises:
-        ValueError, MemoryError, RuntimeError: as `collect_gradients` does.
+        ValueError: an argument that does not fit.
     """
-    ranks = ranks_of(process_group)
-    with ranks.together("checking the arguments"):
-        layout = ParameterLayout(model, params, masks)
-        collection = Collection(model, loss_fn, layout, num_grads, per_sample, fisher, method, chunk_size, cycle,
-                                progress, seed, sample_fn, output_fn)  # fmt: skip
-    where = collection.device if device is None else torch.device(device)
-    if ranks.size > 1:
-        from mfac.distributed.exchange import accumulate_share, check_ranks
-        from mfac.distributed.shares import column_shares
 
-        check_ranks(ranks, collection, {"block_size": block_size})
-        shares = column_shares(collection.layout.sizes, ranks.size, block_size)
-        return accumulate_share(collection, batches, shares, ranks, block_size, where)
-    blocks = new_blocks(collection.layout.sizes, block_size, where)
-    sum_blocks(collection, batches, blocks)
-    return blocks
+    model: nn.Module
+    loss_fn: LossFn
+    layout: ParameterLayout
+    num_grads: int
+    per_sample: bool = False
+    fisher: str = "empirical"
+    method: str = "auto"
+    chunk_size: int | None = None
+    cycle: bool = False
+    progress: bool | None = None
+    seed: int = 0
+    sample_fn: SampleFn | None = None
+    output_fn: OutputFn | None = None
+    first: int = 0
+    every: int = 1
+    plan: ChunkPlan | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.num_grads, int) or isinstance(self.num_grads, bool) or self.num_grads < 1:
+            raise ValueError(f"num_grads must be a positive int, not {self.num_grads!r}")
+        if self.fisher not in ("empirical", "sampled"):
+            raise ValueError(f'fisher must be "empirical" or "sampled", not {self.fisher!r}')
+        if self.method not in ("auto", "vmap", "loop"):
+            raise ValueError(f'method must be "auto", "vmap" or "loop", not {self.method!r}')
+        if self.chunk_size is not None and (not isinstance(self.chunk_size, int) or self.chunk_size < 1):
+            raise ValueError(f"chunk_size must be a positive int or None (what fits), not {self.chunk_size!r}")
+        if type(self.loss_fn).__module__ == "torch.nn.modules.loss":
+            name = type(self.loss_fn).__name__
+            raise ValueError(
+                f"loss_fn is called as loss_fn(model, batch), and {name} takes outputs and targets; "
+                f"pass mfac.criterion_loss({name}()) for batches (inputs, targets)"
+            )
+        self._loss, self._draw, self.device = self.loss_fn, None, self.layout.device
+        self._unchecked: list[tuple[Chunk, Tensor, Tensor, Tensor]] = []
+        if self.fisher == "sampled":
+            self._loss, self._draw = sampled_loss(self.loss_fn, self.sample_fn, self.output_fn)
+        elif self.sample_fn is not None or self.output_fn is not None:
+            raise ValueError('sample_fn and output_fn draw labels, which needs fisher="sampled"; pass it or drop them')
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> "Collection":
+        """From the arguments of a public function, by name; `params` and `masks` make the layout."""
+        layout = ParameterLayout(arguments["model"], arguments["params"], arguments["masks"])
+        names = {field.name for field in fields(cls)} & arguments.keys()
+        return cls(layout=layout, **{name: arguments[name] for name in names})
+
+    @cached_property
+    def mapped(self) -> MappedGradients:
+        return MappedGradients(self.model, self._scalar_loss, self.layout, self.method, self.chunk_size, self.plan)
+
+    @property
+    def count(self) -> int:
+        """How many rows are made here."""
+        return len(range(self.first, self.num_grads, self.every))
+
+    def stream(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches one by one; what an iterable draws at random is not disturbed by the seeds of the rows."""
+        stream = passes(batches, self.cycle)
+        return stream if isinstance(batches, list | tuple) else with_own_random_state(stream, self.device)
+
+    def chunks(self, stream: Iterable[Batch], done: int = 0, piece: int = sys.maxsize) -> Generator[Chunk, None, None]:
+        """What makes the rows from `done` on, in chunks none of which straddles two pieces of `piece` rows.
+
+        Chunks do not depend on `done`, and the same chunk gives the same bits; the first may begin before it.
+
+        Raises:
+            ValueError: too few batches.
+        """
+        row, index = 0, -1
+        on_one = all(tensor.device == self.device for tensor in self.layout.tensors)
+        device = self.device if on_one else None  # a model on several devices moves its batches itself
+        with self._bar(done) as advance:
+            for index, batch in enumerate(stream):
+                samples, start = num_samples(batch, index) if self.per_sample else 1, 0
+                while start < samples and row < self.count:
+                    count, part, sample = 1, batch, None
+                    if self.per_sample:
+                        longest = self.mapped.chunk_length(row)
+                        count = min(longest, samples - start, self.count - row, piece - row % piece)
+                        part, sample = cut(batch, start, start + count), start
+                    if row + count > done:
+                        yield Chunk(placed(part, device), row, count, index, sample)
+                        advance(row + count - max(row, done))
+                    start, row = start + count, row + count
+                if row == self.count:
+                    return
+        if index < 0:
+            raise ValueError("batches is empty; at least one batch is needed")
+        share = "" if self.every == 1 else f", {self.count} of them from this rank,"
+        found = f"{row} samples in {index + 1} batches" if self.per_sample else f"{row} batches"
+        raise ValueError(
+            f"num_grads={self.num_grads} rows were asked for{share} and batches gave only {found}; "
+            "pass more data, a smaller num_grads, or cycle=True to go through it again"
+        )
+
+    def fill(self, chunk: Chunk, out: Float[Tensor, "c d"], zeroed: bool = False) -> None:
+        """Writes the rows of a chunk into `out`, which may hold zeros already, for `check` to look at."""
+        batch = chunk.batch if self._draw is None else self._with_drawn_labels(chunk)
+        filled = None
+        if self.per_sample:
+            set_seed(self._seed(chunk.row), self.device)
+            try:
+                filled = self.mapped.fill(batch, out, zeroed)
+            except Exception as error:
+                filled = self._loop(singles(batch), chunk.row, out)  # raises what is the loss function's own fault
+                self.mapped.refuse(error)
+        if filled is None:
+            filled = self._loop(singles(batch) if self.per_sample else [batch], chunk.row, out)
+        self._unchecked.append((chunk, out, *filled))
+        if len(self._unchecked) == UNCHECKED_CHUNKS:
+            self.check()
+
+    def check(self) -> None:
+        """Looks at the chunks filled since the last check; needed before their rows are used or overwritten.
+
+        Raises:
+            NotFiniteError: a loss or a gradient is not finite.
+        """
+        unchecked, self._unchecked = self._unchecked, []
+        probes = [probe.to(self.device, torch.float32) for *_, probe in unchecked]
+        for (chunk, rows, losses, _), probe in zip(
+            unchecked, torch.stack(probes).tolist() if probes else (), strict=True
+        ):
+            if not math.isfinite(probe):
+                _check_finite(chunk, losses.tolist(), rows)
+
+    def _loop(self, batches: Iterable[Batch], row: int, out: Tensor) -> tuple[Tensor, Tensor]:
+        """One row per batch: the losses, and a sum of losses and rows, which is finite only if all of them are."""
+        losses, sums = [], []
+        for position, (batch, into) in enumerate(zip(batches, out.unbind(), strict=True)):
+            set_seed(self._seed(row + position), self.device)
+            loss = self._scalar_loss(self.model, batch)
+            if not loss.requires_grad:
+                raise ValueError(
+                    "the loss does not depend on any trainable parameter of the model; loss_fn(model, batch) must call "
+                    "the model it is given, with gradients on"
+                )
+            self.layout.flatten(torch.autograd.grad(loss, self.layout.tensors, allow_unused=True), into)
+            losses.append(loss.detach())
+            sums.append(into.sum(dtype=torch.float32 if into.dtype.itemsize < 4 else None))
+        values, total = torch.stack(losses), torch.stack(sums).sum()
+        return values, total + values.sum().to(total.device)
+
+    def _scalar_loss(self, model: nn.Module, batch: Batch) -> Float[Tensor, ""]:
+        loss: Any = self._loss(model, batch)
+        if isinstance(loss, Tensor) and loss.ndim == 0:
+            return loss  # a view would be one more step in the backward pass
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise ValueError(
+                f"loss_fn(model, batch) must return a scalar tensor, it returned {found}; reduce it by .mean()"
+            )
+        return loss.reshape(())
+
+    def _with_drawn_labels(self, chunk: Chunk) -> Batch:
+        assert self._draw is not None
+        noise = Noise([self._seed(chunk.row + position) + 1 for position in range(chunk.count)])
+        set_seed(noise.seeds[0], self.device)
+        with torch.no_grad():
+            return self._draw(self.model, chunk.batch, noise)
+
+    def _seed(self, row: int) -> int:
+        """For what the loss draws; the next number is for labels."""
+        return (self.seed * 0x9E3779B97F4A7C15 + 2 * (self.first + self.every * row)) % 2**63
+
+    def _bar(self, done: int) -> AbstractContextManager[Any]:
+        if self.progress is False or not (self.progress or sys.stderr.isatty()):
+            return nullcontext(lambda rows: None)
+        from mfac.progress import row_progress
+
+        return row_progress(self.count, done, self.progress)
+
+
+def _check_finite(chunk: Chunk, losses: list[float], rows: Tensor) -> None:
+    """Looks for the first row that is not finite: sums may overflow where no number does."""
+    for position, (loss, row) in enumerate(zip(losses, rows, strict=True)):
+        if not math.isfinite(loss) or not bool(torch.isfinite(row).all()):
+            what = "gradient" if math.isfinite(loss) else f"loss ({loss})"
+            error = NotFiniteError(
+                f"the {what} of {chunk.name(position)} is not finite; the {chunk.row + position} rows before it are "
+                f"good. Check that batch and the scale of the loss, or use a dtype of wider range than {rows.dtype}"
+            )
+            error.good = position
+            raise error
 
 
 def new_rows(num_grads: int, dim: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "m d"]:

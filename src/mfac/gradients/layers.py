@@ -28,7 +28,7 @@ REFUSED = {
 }
 
 
-class Rows:
+class RowWriter:
     """The rows of c samples, which hold zeros: the first gradient of a parameter (an id) is copied, others are added.
 
     `bound` is at least as large as any number in the rows: finite if they are, and much cheaper than reading them.
@@ -149,7 +149,7 @@ class Interception(TorchFunctionMode):
             c, at = len(x), x.ndim - dims
             flat = x.reshape(-1, *x.shape[at:])
 
-            def write(rows: Rows, dy: Tensor) -> None:
+            def write(rows: RowWriter, dy: Tensor) -> None:
                 dy = dy.unflatten(0, (c, -1))
                 add(rows, id(weight), flat.detach().unflatten(0, (c, -1)), dy)
                 if caught is not None:
@@ -164,7 +164,7 @@ class Interception(TorchFunctionMode):
         return y if bias is None or caught is not None else y + bias.view(-1, *[1] * (weight.ndim - 2))
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
-        return self._run(F.linear, Rows.add_linear, input, 1, weight, bias)
+        return self._run(F.linear, RowWriter.add_linear, input, 1, weight, bias)
 
     def _embedding(
         self, input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
@@ -172,7 +172,7 @@ class Interception(TorchFunctionMode):
     ) -> Any:  # fmt: skip
         padding = padding_idx % len(weight) if padding_idx is not None else None
         if id(weight) in self.caught and max_norm is None and not scale_grad_by_freq:
-            return self._run(F.embedding, partial(Rows.add_embedding, padding=padding), input, 0, weight, None)
+            return self._run(F.embedding, partial(RowWriter.add_embedding, padding=padding), input, 0, weight, None)
         y = F.embedding(input, weight, None, max_norm, norm_type, scale_grad_by_freq, sparse)
         # vmap's rule takes the padding entry of the first sample only.
         return y if padding is None else torch.where((input == padding).unsqueeze(-1), y.detach(), y)
@@ -185,7 +185,7 @@ class Interception(TorchFunctionMode):
             return NotImplemented
         options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
         of_weight = lambda x, dy: gradient(x, weight.shape, dy, **options)  # noqa: E731
-        add = partial(Rows.add_convolution, gradient=of_weight)
+        add = partial(RowWriter.add_convolution, gradient=of_weight)
         return self._run(partial(layer, **options), add, input, weight.ndim - 1, weight, bias)
 
     def _attention(

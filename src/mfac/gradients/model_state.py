@@ -3,12 +3,15 @@
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mfac.gradients.batches import Batch
+
+RandomState = dict[str, Any]
 
 
 @contextmanager
@@ -26,7 +29,7 @@ def evaluation(model: nn.Module) -> Iterator[None]:
         for name, buffer in module.named_buffers(recurse=False)
     ]
     accelerators = {p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")}
-    with _random_state(sorted(accelerators, key=str)):
+    with kept_random_state(sorted(accelerators, key=str)):
         try:
             model.eval()
             for parameter, _ in grads:
@@ -41,18 +44,55 @@ def evaluation(model: nn.Module) -> Iterator[None]:
             _restore_buffers(buffers)
 
 
+def random_state(devices: Iterable[torch.device] | None = None) -> RandomState:
+    """The random states of Python, numpy, and torch on the CPU and on these devices, as plain values and tensors.
+
+    None means all accelerators that this process has initialized.
+    """
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    there = _accelerators() if devices is None else devices
+    return {
+        "python": random.getstate(),
+        "numpy": [kind, np.asarray(keys).tolist(), *rest],
+        "torch": torch.get_rng_state(),
+        "devices": {str(device): torch.get_device_module(device).get_rng_state(device) for device in there},
+    }
+
+
+def set_random_state(state: RandomState) -> None:
+    """Restores what `random_state` returned."""
+    random.setstate(state["python"])
+    np.random.set_state(tuple(state["numpy"]))
+    torch.set_rng_state(state["torch"])
+    for device, its_state in state["devices"].items():
+        torch.get_device_module(device).set_rng_state(its_state, device)
+
+
 @contextmanager
-def _random_state(devices: list[torch.device]) -> Iterator[None]:
-    ours, theirs, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    states = [(device, torch.get_device_module(device).get_rng_state(device)) for device in devices]
+def kept_random_state(devices: Iterable[torch.device] | None = None) -> Iterator[None]:
+    """Restores the random states at the end of the block."""
+    before = random_state(devices)
     try:
         yield
     finally:
-        random.setstate(ours)
-        np.random.set_state(theirs)
-        torch.set_rng_state(cpu)
-        for device, state in states:
-            torch.get_device_module(device).set_rng_state(state, device)
+        set_random_state(before)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Random numbers inside are those of the seed; the states outside are restored."""
+    with kept_random_state():
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+        yield
+
+
+def _accelerators() -> list[torch.device]:
+    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if kind is None or not getattr(torch.get_device_module(kind), "is_initialized", lambda: True)():
+        return []
+    return [torch.device(kind.type, index) for index in range(torch.accelerator.device_count())]
 
 
 def set_seed(seed: int, device: torch.device) -> None:

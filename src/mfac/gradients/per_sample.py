@@ -5,7 +5,6 @@ linear, embedding and convolution layers are caught on the way (`layers`); every
 differentiated as c separate copies, which is cheap for the small ones that are left.
 """
 
-import math
 import warnings
 from collections.abc import Sequence
 from itertools import islice
@@ -17,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call, vmap
 
 from mfac.gradients.batches import Batch, sample_tensors, with_sample_tensors
-from mfac.gradients.layers import BranchError, Interception, Rows, Use
+from mfac.gradients.layers import BranchError, Interception, RowWriter, Use
 from mfac.gradients.losses import LossFn
 from mfac.layout import ParameterLayout
 from mfac.memory import available_memory
@@ -27,7 +26,7 @@ STAGING_BYTES = 256 * 2**20
 FIRST_CHUNK, LARGEST_CHUNK = 8, 128
 
 
-class Plan(NamedTuple):
+class ChunkPlan(NamedTuple):
     """How samples become rows: "vmap" or "loop", and the lengths of the first chunk and of the others.
 
     Rounding may differ between methods and lengths, so a resumed run follows the plan that it began with.
@@ -47,12 +46,12 @@ class MappedGradients:
 
     def __init__(
         self, model: nn.Module, loss_fn: LossFn, layout: ParameterLayout, method: str, chunk_size: int | None,
-        plan: Plan | None,
+        plan: ChunkPlan | None,
     ):  # fmt: skip
         self.layout, self.method, self.chunk_size = layout, method, chunk_size
         self._decided = plan is not None
         first = chunk_size or self._fitting(FIRST_CHUNK)
-        self.plan = plan or Plan("loop" if method == "loop" or first == 1 else "vmap", first, first)
+        self.plan = plan or ChunkPlan("loop" if method == "loop" or first == 1 else "vmap", first, first)
         self._bound = _Bound(model, loss_fn)
         self._hooked = _first_with_hook(model, layout)
         self._slots = {id(p): slot for p, slot in zip(layout.tensors, layout.full_slots, strict=True)}
@@ -66,8 +65,8 @@ class MappedGradients:
         """How many samples the chunk that starts at this row has."""
         return self.plan.first if row == 0 else self.plan.others
 
-    def fill(self, batch: Batch, out: Tensor, zeroed: bool) -> tuple[list[float], bool] | None:
-        """The losses, and whether losses and rows are surely finite; None where samples are to be taken one by one.
+    def fill(self, batch: Batch, out: Tensor, zeroed: bool) -> tuple[Tensor, Tensor] | None:
+        """The losses, and a number that is finite only if all of losses and rows are; None: take samples one by one.
 
         Raises:
             Exception: whatever an operation that cannot be mapped raises.
@@ -88,7 +87,7 @@ class MappedGradients:
             self._decide(staged=not (direct and zeroed))
             if self.plan.method == "loop":
                 return None
-        return losses, math.isfinite(sum(losses)) and bound < torch.finfo(out.dtype).max
+        return losses, losses.sum() + bound.to(out.dtype)
 
     def refuse(self, error: Exception) -> None:
         """Says why the samples of a chunk were taken one by one: mapping them raised `error`.
@@ -128,35 +127,33 @@ class MappedGradients:
         available = available_memory(self.layout.device)
         return STAGING_BYTES if available is None else max(1, min(STAGING_BYTES, available // 4))
 
-    def _fill(self, batch: Batch, rows: Sequence[Tensor]) -> tuple[list[float], float]:
+    def _fill(self, batch: Batch, rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Writes the gradient of sample i into rows[i]; the losses, and a bound on the numbers in the rows."""
         if any(isinstance(module, torch.jit.ScriptModule) for module in self._bound.modules()):
             raise RuntimeError("it has a scripted module, whose layers cannot be caught")
         if self._hooked is not None:
             raise RuntimeError(f"{self._hooked} has a backward hook, which expects the gradient of one sample")
         while True:
-            writer = Rows(rows, self._slots)
+            writer = RowWriter(rows, self._slots)
             try:
                 losses, missed = self._attempt(batch, writer)
             except BranchError as branches:
                 return self._fill_apart(batch, rows, branches.taken)
             if not missed:
-                *values, bound = torch.cat([losses, writer.bound.reshape(1)]).tolist()
-                return values, bound
+                return losses, writer.bound
             self._repeated |= missed
 
-    def _fill_apart(self, batch: Batch, rows: Sequence[Tensor], taken: Tensor) -> tuple[list[float], float]:
+    def _fill_apart(self, batch: Batch, rows: Sequence[Tensor], taken: Tensor) -> tuple[Tensor, Tensor]:
         """The samples that take a branch, and those that do not, as chunks of their own."""
-        losses, total = [0.0] * len(rows), 0.0
+        filled, order = [], []
         for part in (taken.nonzero().squeeze(1), (~taken).nonzero().squeeze(1)):
             samples = with_sample_tensors(batch, [tensor.index_select(0, part) for tensor in sample_tensors(batch)])
-            values, bound = self._fill(samples, [rows[i] for i in part.tolist()])
-            total += bound
-            for i, value in zip(part.tolist(), values, strict=True):
-                losses[i] = value
-        return losses, total
+            filled.append(self._fill(samples, [rows[i] for i in part.tolist()]))
+            order.append(part)
+        losses, bounds = zip(*filled, strict=True)
+        return torch.cat(losses)[torch.cat(order).argsort()], sum(bounds)
 
-    def _attempt(self, batch: Batch, writer: Rows) -> tuple[Tensor, set[int]]:
+    def _attempt(self, batch: Batch, writer: RowWriter) -> tuple[Tensor, set[int]]:
         """The losses, and the ids of the parameters that are also used in a way that is not caught.
 
         Raises:

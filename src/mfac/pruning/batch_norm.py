@@ -13,10 +13,7 @@ from mfac.gradients.batches import Batch
 def recalibrate(model: nn.Module, batches: Iterable[Batch]) -> list[_BatchNorm]:
     """Running means and variances over one pass of `batches`, by `torch.optim.swa_utils.update_bn`.
 
-    Each batch is a tensor, or a tuple that begins with the model's input. Training flags and momenta are restored.
-
-    Returns:
-        The layers whose statistics were re-estimated.
+    Each batch is a tensor, or a tuple that begins with the model's input. Returns the layers that were re-estimated.
 
     Raises:
         ValueError: the model has no batch norm, or there is no batch.
@@ -25,7 +22,7 @@ def recalibrate(model: nn.Module, batches: Iterable[Batch]) -> list[_BatchNorm]:
     if not norms:
         raise ValueError("bn_batches was given, and the model has no batch norm with running statistics; leave it out")
     flags = [(module, module.training) for module in model.modules()]
-    momenta = [(module, module.momentum) for module in norms]
+    momenta = [norm.momentum for norm in norms]
     try:
         update_bn(batches, model, next(model.parameters()).device)
         counted = norms[0].num_batches_tracked
@@ -34,8 +31,8 @@ def recalibrate(model: nn.Module, batches: Iterable[Batch]) -> list[_BatchNorm]:
     finally:
         for module, flag in flags:
             module.training = flag
-        for module, momentum in momenta:
-            module.momentum = momentum
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
     return norms
 
 
@@ -44,13 +41,9 @@ def average_statistics(norms: list[_BatchNorm], reduce: Callable[[Tensor], Tenso
     """Averages the statistics over the batches of all ranks, as `update_bn` does over the batches of one."""
     for norm in norms:
         mean, variance, count = norm.running_mean, norm.running_var, norm.num_batches_tracked
-        assert mean is not None
-        assert variance is not None
-        assert count is not None
+        assert mean is not None and variance is not None and count is not None  # noqa: PT018
         total = reduce(torch.cat([mean.double() * count, variance.double() * count, count.double().reshape(1)]))
-        batches = total[-1]
-        if not float(batches):  # a layer that the model does not use
-            continue
-        mean.copy_(total[: len(mean)] / batches)
-        variance.copy_(total[len(mean) : -1] / batches)
-        count.copy_(batches)
+        if float(total[-1]):  # the model uses the layer
+            mean.copy_(total[: len(mean)] / total[-1])
+            variance.copy_(total[len(mean) : -1] / total[-1])
+            count.copy_(total[-1])

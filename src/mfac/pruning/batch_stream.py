@@ -1,31 +1,22 @@
 """One pass after another through the batches for a whole run, so that each recomputation sees new data."""
 
-import random
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 
 from mfac.gradients.batches import Batch
-
-# The random states of Python, numpy and torch, as plain values and tensors.
-RandomState = tuple[Any, list[Any], torch.Tensor]
+from mfac.gradients.model_state import kept_random_state, random_state, seeded, set_random_state
 
 
 class BatchStream:
     """An endless iterator over batches that continues where it stopped, and starts again at the end.
 
     Whatever `batches` draws from the global random states (an order, an augmentation) comes from states of the stream
-    instead: the caller's are left alone, and no two recomputations see the same draws.
-
-    Args:
-        batches: any iterable; an iterator, which can be consumed only once, must be long enough.
-        seed: where the stream's random states start; None: at the present global ones.
-
-    Raises:
-        ValueError: `batches` is a single dict.
+    instead, which start at `seed`, or at the present global ones: the caller's are left alone, and no two
+    recomputations see the same draws. An iterator, which can be consumed only once, must be long enough.
     """
 
     def __init__(self, batches: Iterable[Batch], seed: int | None = None):
@@ -36,7 +27,8 @@ class BatchStream:
         self._batches = batches
         self._iterator: Iterator[Batch] | None = None
         self._ahead: deque[Batch] = deque()
-        self._random = _random_state() if seed is None else _seeded_state(seed)
+        with nullcontext() if seed is None else seeded(seed):
+            self._random = random_state(())
         self._start = {"random": self._random, "generator": generator_state(batches)}
 
     def __iter__(self) -> "BatchStream":
@@ -49,17 +41,15 @@ class BatchStream:
 
     def peek(self, count: int) -> list[Batch]:
         """The next `count` batches, without drawing them; fewer if there are no more."""
-        while len(self._ahead) < count:
-            try:
+        try:
+            while len(self._ahead) < count:
                 self._ahead.append(self._read())
-            except ValueError:
-                if not self._ahead:
-                    raise
-                break
+        except ValueError:
+            if not self._ahead:
+                raise
         return list(self._ahead)[:count]
 
     def state_dict(self) -> dict[str, Any]:
-        """The random states at the start, and how many batches were drawn since."""
         return {**self._start, "drawn": self.drawn}
 
     def load_state_dict(self, state: Mapping[str, Any], drawn: int | None = None) -> None:
@@ -76,13 +66,12 @@ class BatchStream:
             next(self)
 
     def _read(self) -> Batch:
-        outside = _random_state()
-        _set_random_state(self._random)
-        try:
-            return self._advance()
-        finally:
-            self._random = _random_state()
-            _set_random_state(outside)
+        with kept_random_state(()):
+            set_random_state(self._random)
+            try:
+                return self._advance()
+            finally:
+                self._random = random_state(())
 
     def _advance(self) -> Batch:
         for _ in range(2):
@@ -95,32 +84,12 @@ class BatchStream:
         if not given:
             raise ValueError("batches is empty; at least one batch is needed")
         raise ValueError(
-            f"batches gave {given} and then nothing more: an iterator can be consumed only once{self.needed}; "
-            "pass a list, a DataLoader or another iterable that can start again"
+            f"batches gave {given} and then nothing more{self.needed}; an iterator can be consumed only once: pass a "
+            "list or a DataLoader"
         )
 
 
-def _random_state() -> RandomState:
-    return random.getstate(), _plain(np.random.get_state(legacy=True)), torch.get_rng_state()
-
-
-def _set_random_state(state: RandomState) -> None:
-    random.setstate(state[0])
-    np.random.set_state(tuple(state[1]))
-    torch.set_rng_state(state[2])
-
-
-def _seeded_state(seed: int) -> RandomState:
-    numpy = np.random.RandomState(seed % 2**32).get_state(legacy=True)
-    return random.Random(seed).getstate(), _plain(numpy), torch.Generator().manual_seed(seed).get_state()
-
-
-def _plain(numpy: Any) -> list[Any]:
-    kind, keys, *rest = numpy
-    return [kind, np.asarray(keys).tolist(), *rest]
-
-
-def generator_state(batches: Iterable[Batch] | None) -> torch.Tensor | None:
+def generator_state(batches: object) -> torch.Tensor | None:
     """The state of a loader's own generator, if it has one."""
     generator = getattr(batches, "generator", None)
     return generator.get_state() if isinstance(generator, torch.Generator) else None
@@ -128,5 +97,5 @@ def generator_state(batches: Iterable[Batch] | None) -> torch.Tensor | None:
 
 def set_generator_state(batches: Any, state: torch.Tensor | None) -> None:
     """Puts back what `generator_state` returned."""
-    if state is not None:
+    if state is not None and generator_state(batches) is not None:
         batches.generator.set_state(state)

@@ -21,7 +21,9 @@ class Pool:
     keep: int
 
 
-def plan_steps(weights: MaskedWeights, sparsity: Sparsity, options: PruningOptions) -> list[list[Pool]]:
+def plan_steps(
+    weights: MaskedWeights, sparsity: Sparsity, options: PruningOptions, floors: Mapping[str, int]
+) -> list[list[Pool]]:
     """What each step keeps, from the present masks to the requested sparsity.
 
     Raises:
@@ -34,7 +36,9 @@ def plan_steps(weights: MaskedWeights, sparsity: Sparsity, options: PruningOptio
     if isinstance(pattern, NOfM):
         pools = _pattern_pools(weights.masks, sparsity, options.scope, pattern)
     else:
-        pools = _sparsity_pools(weights, sparsity, options)
+        pools = _sparsity_pools(weights, sparsity, options.scope)
+        for pool in pools:
+            _check_pool(pool, weights.masks, sum(floors[name] for name in pool.names))
     kept = [sum(int(weights.masks[name].sum()) for name in pool.names) for pool in pools]
     return step_pools(pools, kept, options.recomputations)
 
@@ -43,6 +47,32 @@ def least_kept(masks: Mapping[str, Tensor], floor: float) -> dict[str, int]:
     """How many weights each tensor keeps at least; a floor below 1 is a fraction of it."""
     floors = {name: math.ceil(floor * mask.numel()) if floor < 1 else int(floor) for name, mask in masks.items()}
     return {name: min(floors[name], int(mask.sum())) for name, mask in masks.items()}
+
+
+def step_pools(pools: Sequence[Pool], kept_now: Sequence[int], recomputations: int) -> list[list[Pool]]:
+    """The pools after each step: each step keeps the same fraction ((1−t)/(1−i))^(1/k) of the remaining weights.
+
+    Steps that would remove nothing are left out.
+    """
+    steps, before = [], list(kept_now)
+    for step in range(1, recomputations + 1):
+        ends = zip(kept_now, pools, strict=True)
+        keep = [_geometric(now, pool.keep, step / recomputations) for now, pool in ends]
+        if keep != before:
+            steps.append([Pool(pool.names, k) for pool, k in zip(pools, keep, strict=True)])
+        before = keep
+    return steps
+
+
+def check_sparsity(sparsity: float) -> float:
+    """The sparsity itself; raises ValueError if it is not a number from 0 to 1."""
+    is_number = isinstance(sparsity, int | float) and not isinstance(sparsity, bool)
+    if not is_number or not 0 <= sparsity <= 1:
+        hint = f"; did you mean {sparsity / 100:g}?" if is_number and 1 < sparsity < 100 else ""
+        raise ValueError(
+            f"sparsity is the fraction of weights that are zero, a number from 0 to 1, not {sparsity!r}{hint}"
+        )
+    return sparsity
 
 
 def _pattern_pools(masks: Mapping[str, Tensor], sparsity: Sparsity, scope: str, pattern: NOfM) -> list[Pool]:
@@ -54,67 +84,30 @@ def _pattern_pools(masks: Mapping[str, Tensor], sparsity: Sparsity, scope: str, 
     return each if scope == "layer" else [Pool(tuple(masks), sum(pool.keep for pool in each))]
 
 
-def _sparsity_pools(weights: MaskedWeights, sparsity: Sparsity, options: PruningOptions) -> list[Pool]:
+def _sparsity_pools(weights: MaskedWeights, sparsity: Sparsity, scope: str) -> list[Pool]:
     """What is kept at the end: `round(sparsity · count)` weights are removed, of all targets or of each."""
     if sparsity is None:
         raise ValueError('sparsity=None requires an "N:M" pattern, which has its own; give a number from 0 to 1')
     sizes = {name: mask.numel() for name, mask in weights.masks.items()}
     if isinstance(sparsity, Mapping):
-        each = _by_target(weights, sparsity)
-        pools = [Pool((name,), size - round(check_sparsity(each[name]) * size)) for name, size in sizes.items()]
-    else:
-        removed = round(check_sparsity(sparsity) * sum(sizes.values()))
-        pools = [Pool(tuple(sizes), sum(sizes.values()) - removed)]
-        if options.scope == "layer":
-            shares = _shares([sparsity * size for size in sizes.values()], removed)
-            pools = [Pool((name,), size - n) for (name, size), n in zip(sizes.items(), shares, strict=True)]
-    floors = least_kept(weights.masks, options.floor)
-    for pool in pools:
-        _check_pool(pool, weights.masks, sum(floors[name] for name in pool.names))
-    return pools
-
-
-def _by_target(weights: MaskedWeights, sparsity: Mapping[str, float]) -> dict[str, float]:
-    """The sparsity of each target; where several patterns match one, that of the last."""
-    found = {}
-    for item, value in sparsity.items():
-        ids = matching_ids(weights.model, item, "sparsity")
-        found.update({name: value for name, tensor in weights.targets.items() if id(tensor) in ids})
-    return found
-
-
-def step_pools(pools: Sequence[Pool], kept_now: Sequence[int], recomputations: int) -> list[list[Pool]]:
-    """The pools after each step: each step keeps the same fraction ((1−t)/(1−i))^(1/k) of the remaining weights.
-
-    Steps that would remove nothing are left out.
-    """
-    steps, before = [], list(kept_now)
-    for step in range(1, recomputations + 1):
-        keep = [
-            pool.keep if step == recomputations else _geometric(now, pool.keep, step / recomputations)
-            for pool, now in zip(pools, kept_now, strict=True)
-        ]
-        if keep != before:
-            steps.append([Pool(pool.names, k) for pool, k in zip(pools, keep, strict=True)])
-        before = keep
-    return steps
-
-
-def check_sparsity(sparsity: float) -> float:
-    """The sparsity itself; raises ValueError if it is not a number from 0 to 1."""
-    if isinstance(sparsity, bool) or not isinstance(sparsity, int | float) or not 0 <= sparsity <= 1:
-        is_percent = isinstance(sparsity, int | float) and 1 < sparsity < 100
-        hint = f"; did you mean {sparsity / 100:g}?" if is_percent else ""
-        raise ValueError(
-            f"sparsity is the fraction of weights that are zero, a number from 0 to 1, not {sparsity!r}{hint}"
-        )
-    return sparsity
+        each = {}  # where several patterns match one target, the last counts
+        for item, value in sparsity.items():
+            ids = matching_ids(weights.model, item, "sparsity")
+            each.update({name: value for name, tensor in weights.targets.items() if id(tensor) in ids})
+        return [Pool((name,), size - round(check_sparsity(each[name]) * size)) for name, size in sizes.items()]
+    removed = round(check_sparsity(sparsity) * sum(sizes.values()))
+    if scope == "global":
+        return [Pool(tuple(sizes), sum(sizes.values()) - removed)]
+    shares = _shares([sparsity * size for size in sizes.values()], removed)
+    return [Pool((name,), size - share) for (name, size), share in zip(sizes.items(), shares, strict=True)]
 
 
 def _geometric(now: int, end: int, fraction: float) -> int:
     """now^(1−f) · end^f, rounded; equal parts instead where nothing is kept at the end."""
     if end == 0:
         return round(now * (1 - fraction))
+    if fraction == 1:
+        return end
     return round(math.exp((1 - fraction) * math.log(now) + fraction * math.log(end)))
 
 
@@ -134,12 +127,10 @@ def _check_pool(pool: Pool, masks: Mapping[str, Tensor], floor: int) -> None:
     if pool.keep > kept:
         raise ValueError(
             f"{where}the requested sparsity, {1 - pool.keep / size:.4g}, is below the present one, "
-            f"{1 - kept / size:.4g} ({size - kept} of {size} weights are removed by the masks); removed weights do not "
-            "come back; request a higher sparsity, or pass other masks"
+            f"{1 - kept / size:.4g} ({size - kept} of {size} weights are removed by the masks); request a higher one"
         )
     if pool.keep < floor:
         raise ValueError(
             f"{where}sparsity {1 - pool.keep / size:.6g} leaves {pool.keep} of {size} weights, and the floor keeps "
-            f"{floor} of them so that no layer dies; request a sparsity of at most {1 - floor / size:.6g}, or "
-            "lower the floor"
+            f"{floor} of them; request a sparsity of at most {1 - floor / size:.6g}, or lower the floor"
         )

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mfac.layout import as_mask, by_plain_name, find, plain_name
+from mfac.layout import by_plain_name, match_masks, plain_name
 from mfac.pruning.atomic_file import read_tensors, write_tensors
 
 FORMAT = "mfac-compact-1"
 VALUES, BITS = "::values", "::bits"  # a packed tensor is stored as name::values and name::bits, eight weights per byte
-_RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
@@ -48,31 +48,26 @@ def save_compact(
     """Writes a model's state without the removed weights, completely or not at all.
 
     A tensor with a mask, or one that gets smaller by it, is packed into values and bits; the others are stored as they
-    are. They are read back bit for bit.
-
-    Args:
-        model: a model or its state_dict.
-        path: the file; `.safetensors` is the usual suffix.
-        masks: which weights are kept; without them, the nonzero ones of tensors of two or more dimensions.
+    are. All are read back bit for bit. Without masks, the nonzero weights of tensors of two or more dimensions are
+    kept. `model` may be a state_dict.
 
     Raises:
         ValueError: a mask fits no tensor, or removes a weight that is not zero (which would be lost).
-        ImportError: safetensors is missing.
     """
     state, aliases = _distinct(model.state_dict() if isinstance(model, nn.Module) else model)
     chosen = _kept(state, masks)
     tensors, shapes = {}, {}
     for name, tensor in state.items():
-        kept = chosen.get(name)
-        if kept is not None and (masks is not None or _packed_bytes(tensor, kept) < _bytes(tensor)):
-            shapes[name] = list(tensor.shape)
-            tensors[name + VALUES] = tensor[kept]
-            tensors[name + BITS] = torch.from_numpy(np.packbits(kept.flatten().numpy()))
-        else:
-            tensors[name] = tensor
-    description = {"format": FORMAT, "shapes": json.dumps(shapes), "aliases": json.dumps(aliases)}
-    write_tensors(tensors, path, description)
-    return CompactSize(Path(path).stat().st_size, sum(map(_bytes, state.values())))
+        tensors[name] = tensor
+        if name in chosen:
+            values = tensor[chosen[name]]
+            bits = torch.from_numpy(np.packbits(chosen[name].flatten().numpy()))
+            if masks is not None or values.nbytes + bits.nbytes < tensor.nbytes:
+                shapes[name] = list(tensor.shape)
+                tensors |= {name + VALUES: values, name + BITS: bits}
+                del tensors[name]
+    write_tensors(tensors, path, {"format": FORMAT, "shapes": json.dumps(shapes), "aliases": json.dumps(aliases)})
+    return CompactSize(Path(path).stat().st_size, sum(tensor.nbytes for tensor in state.values()))
 
 
 def load_compact(path: str | os.PathLike[str], model: nn.Module | None = None) -> CompactModel:
@@ -80,13 +75,12 @@ def load_compact(path: str | os.PathLike[str], model: nn.Module | None = None) -
 
     Raises:
         ValueError: the file is missing, incomplete or not a compact file, or does not fit the model.
-        ImportError: safetensors is missing.
     """
     tensors, description = read_tensors(path, "save_compact")
     if description.get("format") != FORMAT:
         raise ValueError(
-            f"{path} is a safetensors file, but not one of save_compact (format {description.get('format')!r}, "
-            f"expected {FORMAT!r}); read it with safetensors.torch.load_file"
+            f"{path} is a safetensors file, but not one of save_compact ({FORMAT!r}); read it with "
+            "safetensors.torch.load_file"
         )
     shapes, aliases = json.loads(description["shapes"]), json.loads(description["aliases"])
     state = {name: tensor for name, tensor in tensors.items() if not name.endswith((VALUES, BITS))}
@@ -95,16 +89,14 @@ def load_compact(path: str | os.PathLike[str], model: nn.Module | None = None) -
         state[name], masks[name] = _unpack(path, name, shape, tensors)
     for name, original in aliases.items():
         state[name] = state[original]
-    loaded = CompactModel(state, {plain_name(name): mask for name, mask in masks.items()})
     if model is not None:
         _fill(model, state, path)
-    return loaded
+    return CompactModel(state, {plain_name(name): mask for name, mask in masks.items()})
 
 
 def _distinct(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Every tensor once, on the CPU; and {name: first name} of the tied ones."""
-    tensors: dict[str, Tensor] = {}
-    aliases: dict[str, str] = {}
+    tensors, aliases = {}, {}
     seen: dict[tuple[Any, ...], str] = {}
     for name, value in state.items():
         if not isinstance(value, Tensor):
@@ -112,34 +104,27 @@ def _distinct(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, st
         identity = (value.data_ptr(), value.shape, value.stride(), value.dtype, value.device)
         if value.numel() and identity in seen:
             aliases[name] = seen[identity]
-            continue
-        seen[identity] = name
-        tensors[name] = value.detach().cpu().contiguous().clone()
+        else:
+            seen[identity] = name
+            tensors[name] = value.detach().cpu().contiguous().clone()
     return tensors, aliases
 
 
 def _kept(state: Mapping[str, Tensor], masks: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
     """{name: which weights are stored}, for the tensors that may be packed."""
     if masks is None:
-        # By bits, so that -0.0 is kept.
-        return {
-            name: _raw(tensor) != 0
-            for name, tensor in state.items()
-            if tensor.ndim >= 2 and tensor.is_floating_point() and not tensor.is_complex()
-        }
-    known = by_plain_name(state)
+        numbers = {name: tensor for name, tensor in state.items() if tensor.ndim >= 2 and tensor.is_floating_point()}
+        return {name: t.view(RAW[t.element_size()]) != 0 for name, t in numbers.items()}  # by bits: -0.0 is kept
     names = {id(tensor): name for name, tensor in state.items()}
     chosen = {}
-    for key, mask in masks.items():
-        tensor = find(key, known, "the state")
-        kept = as_mask(key, mask, tensor.shape).cpu()
+    for key, tensor, mask in match_masks(masks, by_plain_name(state), "the state"):
+        kept = chosen[names[id(tensor)]] = mask.cpu()
         astray = int(torch.count_nonzero(tensor[~kept]))
         if astray:
             raise ValueError(
                 f"masks: {key!r} removes {astray} weights that are not zero, and they would be lost; "
                 "apply the masks first with mfac.apply_masks(model, masks)"
             )
-        chosen[names[id(tensor)]] = kept
     return chosen
 
 
@@ -160,20 +145,7 @@ def _fill(model: nn.Module, state: Mapping[str, Tensor], path: Any) -> None:
     missing, spare = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
     if wrong or missing or spare:
         raise ValueError(
-            f"{path} does not fit the model: {len(missing)} tensors are missing {missing[:3]}, "
-            f"{len(spare)} are unknown {spare[:3]}, {len(wrong)} have another shape {wrong[:3]}; "
-            "build the model it was saved from"
+            f"{path} does not fit the model: {len(missing)} tensors are missing {missing[:3]}, {len(spare)} are "
+            f"unknown {spare[:3]}, {len(wrong)} have another shape {wrong[:3]}; build the model it was saved from"
         )
     model.load_state_dict(dict(state))
-
-
-def _raw(tensor: Tensor) -> Tensor:
-    return tensor.view(_RAW[tensor.element_size()])
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def _packed_bytes(tensor: Tensor, kept: Tensor) -> int:
-    return int(kept.sum()) * tensor.element_size() + (tensor.numel() + 7) // 8

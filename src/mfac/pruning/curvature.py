@@ -10,40 +10,34 @@ from torch import Tensor
 from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
 from mfac.pages import WIDE_PIECE, Reduce
-from mfac.pruning.greedy import CheapestSoFar, costs_in_groups, greedy_costs
+from mfac.pruning.greedy import greedy_costs
 from mfac.static import BlockOptions, build_blocks, elements
 from mfac.woodbury import scores, single_sums
 
 
 class Curvature(Protocol):
-    """Scores of the kept weights, and the update that removes some of them.
+    """Costs and updates of a method. All vectors are over the kept weights of the targets, in float64.
 
-    All vectors are over the kept weights of the targets, in float64.
+    `damping` is λ, None if the method has none. `scores` are the costs of removing each weight; for methods that
+    predict nothing only their order matters. `remove` gives the change of theta, −θ on the removed weights, and the
+    loss that it adds in the quadratic model.
     """
 
     @property
-    def damping(self) -> float | None:
-        """λ; None if the method has none."""
+    def damping(self) -> float | None: ...
 
-    def scores(self, theta: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
-        """The cost of removing each weight; for methods that predict nothing only the order matters."""
+    def scores(self, theta: Float[Tensor, " d"]) -> Float[Tensor, " d"]: ...
 
     def remove(
         self, theta: Float[Tensor, " d"], removed: Bool[Tensor, " d"], update: str
-    ) -> tuple[Float[Tensor, " d"], float | None]:
-        """The change of theta, −θ on the removed weights, and the loss that it adds in the quadratic model."""
+    ) -> tuple[Float[Tensor, " d"], float | None]: ...
 
 
 class FisherCurvature:
     """Blocks of F = λI + GᵀG/m, or all of it, from rows in memory, on disk, or summed into blocks.
 
-    Args:
-        grads: the rows, or their sums.
-        damping: λ.
-        block_size: of the blocks; None: the full matrix.
-        sizes: kept weights of each tensor; no block straddles two of them.
-        device: where to compute.
-        reduce: sums over the ranks that share the full matrix; other blocks lie on one rank each, with their costs.
+    `sizes` are the kept weights of each tensor; no block straddles two of them. `reduce` sums over the ranks that share
+    the full matrix; other blocks lie on one rank each, with their costs.
     """
 
     def __init__(
@@ -88,38 +82,24 @@ class FisherCurvature:
             out += blocks.group_costs(theta[blocks.run.columns], ids[blocks.run.columns], count)
         return out
 
-    def greedy_scores(self, theta: Float[Tensor, " d"], count: int | None) -> Float[Tensor, " d"]:
+    def greedy_scores(self, theta: Float[Tensor, " d"], count: int) -> Float[Tensor, " d"]:
         """The cost of each weight when the exact greedy order reaches it; infinite beyond the `count` cheapest.
 
         Raises:
             ValueError: blocks too large for their dense inverses.
         """
-        cheapest = None if count is None else CheapestSoFar(count)
-        found = torch.empty_like(theta)
+        found, cheapest, threshold = torch.empty_like(theta), theta[:0], torch.inf
         for blocks in self.blocks:
             run = blocks.run
             if run.length * min(run.length, self.num_grads) > WIDE_PIECE:
                 raise ValueError('order="greedy" works on dense blocks; give a block_size, some hundreds at most')
             weights, costs = (vector[run.columns].unflatten(0, (run.count, run.length)) for vector in (theta, found))
             for some, inverse in blocks.inverses():
-                threshold = torch.inf if cheapest is None else cheapest.threshold
                 costs[some] = greedy_costs(inverse, weights[some], threshold)
-                if cheapest is not None:
-                    cheapest.show(costs[some])
+                cheapest = torch.cat((cheapest, costs[some].flatten())).sort().values[:count]
+                if len(cheapest) == count:  # later blocks need not go beyond it
+                    threshold = float(cheapest[-1])
         return found
-
-    def order_in_groups(
-        self, theta: Float[Tensor, " d"], positions: Int[Tensor, "groups size"]
-    ) -> Float[Tensor, "groups size"]:
-        """The cost of each weight of a small group when the exact greedy order inside the group reaches it.
-
-        Args:
-            theta: the kept weights.
-            positions: of each group's weights among them; −1 if there is none, which costs infinitely much.
-        """
-        return costs_in_groups(self.group_inverses(positions), theta, positions)
-
-    costs_in_groups = staticmethod(costs_in_groups)
 
     def group_inverses(self, positions: Int[Tensor, "groups size"]) -> Float[Tensor, "groups size size"]:
         """[F⁻¹]_QQ of every group Q; zero between blocks, and where a weight is absent (at position −1)."""

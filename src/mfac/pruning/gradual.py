@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from mfac.gradients.batches import Batch
 from mfac.gradients.collect import Fisher
 from mfac.gradients.losses import LossFn
+from mfac.pruning.batch_stream import generator_state, set_generator_state
 from mfac.pruning.mask_keeper import MaskKeeper, innermost
 from mfac.pruning.masks import apply_masks, matched_masks
 from mfac.pruning.options import PruningOptions, Scope
@@ -22,7 +23,7 @@ from mfac.pruning.step import Pruner
 from mfac.pruning.weights import Names
 
 Batches = Iterable[Batch] | Callable[[int], Iterable[Batch]]
-MOMENTUM = ("momentum_buffer", "exp_avg")  # its names in torch's optimizers
+MOMENTUM = {"momentum_buffer", "exp_avg"}  # its names in torch's optimizers
 
 
 class GradualPruner:
@@ -32,17 +33,14 @@ class GradualPruner:
     from the `state_dict()` of the pruner, the model and the optimizer has the same masks and weights as an undisturbed
     one: each step draws its batches from random states that `seed` and the number of the step determine.
 
+    The arguments are those of `mfac.prune`, except:
+
     Args:
-        model: pruned in place.
-        loss_fn: (model, batch) -> scalar loss.
         batches: for the gradients; or a function from the number of the step (from 0) to such an iterable.
-        schedule: rising sparsities; see `polynomial_schedule` and `geometric_schedule`, or write a list.
+        schedule: rising sparsities: a list, `polynomial_schedule(...)` or `geometric_schedule(...)`.
         optimizer: the one that trains the model in between.
         reset_momentum: set the optimizer's momentum to zero after each pruning step, as the paper does.
         seed: of the first step; each further one adds 1.
-        masks: {name: mask} of weights that are removed already.
-
-    All other arguments are those of `mfac.prune`.
 
     Raises:
         ValueError: the schedule does not rise, or an option or a mask is not valid.
@@ -102,13 +100,10 @@ class GradualPruner:
         return self.schedule[self.steps_done] if self.steps_done < len(self.schedule) else None
 
     def step(self) -> PruningResult | None:
-        """Prunes to the next sparsity of the schedule; does nothing and returns None after the last.
+        """Prunes to the next sparsity of the schedule, as `mfac.prune` does; returns None after the last.
 
         If it fails or is interrupted, weights and masks are those of its last complete recomputation; it can be called
         again.
-
-        Raises:
-            ValueError: as for `mfac.prune`.
         """
         sparsity = self.next_sparsity
         if sparsity is None:
@@ -131,7 +126,7 @@ class GradualPruner:
             "seed": self._seed,
             "masks": {name: mask.clone() for name, mask in self._masks.items()},
             "history": [[asdict(record) for record in records] for records in self.history],
-            "generators": {name: generator.get_state() for name, generator in self._generators().items()},
+            "generators": [generator_state(self._batches), generator_state(self._options.bn_batches)],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -145,17 +140,13 @@ class GradualPruner:
             raise ValueError(f"this is not a state of a GradualPruner: {', '.join(sorted(missing))} missing")
         for name, ours in (("schedule", list(self.schedule)), ("seed", self._seed)):
             if state[name] != ours:
-                raise ValueError(
-                    f"the state was saved with {name} {state[name]}, this pruner has {ours}; "
-                    "build it with the same to resume"
-                )
+                raise ValueError(f"saved with {name} {state[name]}, this pruner has {ours}; build it with the same")
         if state["masks"]:
             self._hold(matched_masks(self._model, state["masks"]))
         self.steps_done = state["steps_done"]
         self.history = [[StepRecord(**record) for record in records] for records in state["history"]]
-        for name, generator in self._generators().items():
-            if name in state["generators"]:
-                generator.set_state(state["generators"][name])
+        for loader, saved in zip((self._batches, self._options.bn_batches), state["generators"], strict=True):
+            set_generator_state(loader, saved)
 
     def _took(self, result: PruningResult) -> None:
         self._hold(result.masks)
@@ -173,15 +164,8 @@ class GradualPruner:
 
     @torch.no_grad()
     def _forget_momentum(self) -> None:
-        if self._optimizer is None or not self._reset_momentum:
-            return
-        for values in self._optimizer.state.values():
-            for name in MOMENTUM:
-                if isinstance(values.get(name), Tensor):
-                    values[name].zero_()
-
-    def _generators(self) -> dict[str, torch.Generator]:
-        """The generators of loaders that have their own."""
-        loaders = {"batches": self._batches, "bn_batches": self._options.bn_batches}
-        found = {name: getattr(loader, "generator", None) for name, loader in loaders.items()}
-        return {name: source for name, source in found.items() if isinstance(source, torch.Generator)}
+        if self._optimizer is not None and self._reset_momentum:
+            for values in self._optimizer.state.values():
+                for name in MOMENTUM & values.keys():
+                    if isinstance(values[name], Tensor):
+                        values[name].zero_()

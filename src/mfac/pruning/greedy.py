@@ -15,13 +15,8 @@ def greedy_costs(
 
     Removing p moves θ by −θ_p F⁻¹e_p/[F⁻¹]_pp and takes p out of F⁻¹ (F⁻¹ − F⁻¹e_p e_pᵀF⁻¹/[F⁻¹]_pp). Each cost is
     larger than the one before it in its block, if only by the last bit, so that the cheapest weights of all blocks are
-    the first ones of each.
-
-    Args:
-        inverse: F⁻¹ of every block.
-        theta: its weights.
-        threshold: costs above it are not needed; weights that are not reached get infinity.
-        absent: places without a weight, where `inverse` is the identity; they are never removed.
+    the first ones of each. Costs above the `threshold` are not needed; weights that are not reached get infinity.
+    `absent` places have no weight, and `inverse` is the identity there.
     """
     inverse, theta = inverse.clone(), theta.clone()
     costs = torch.full_like(theta, torch.inf)
@@ -57,22 +52,3 @@ def costs_in_groups(
     absent = positions < 0
     inverse.diagonal(dim1=1, dim2=2)[absent] = 1
     return greedy_costs(inverse, theta[positions.clamp_min(0)], absent=absent)
-
-
-class CheapestSoFar:
-    """The n-th smallest of all costs shown so far: later blocks need not go beyond it."""
-
-    def __init__(self, count: int):
-        self.count = count
-        self.threshold = torch.inf
-        self._smallest: Tensor | None = None
-
-    def show(self, costs: Float[Tensor, "blocks b"]) -> None:
-        """Takes more costs into account."""
-        new = costs[torch.isfinite(costs)]
-        pool = new if self._smallest is None else torch.cat((self._smallest, new))
-        if len(pool) >= self.count:
-            self._smallest = torch.topk(pool, self.count, largest=False).values if self.count else pool[:0]
-            self.threshold = float(self._smallest.max()) if self.count else 0.0
-        else:
-            self._smallest = pool

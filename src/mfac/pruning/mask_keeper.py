@@ -7,14 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mfac.layout import as_mask, by_plain_name, find, parameters_by_name
+from mfac.layout import by_plain_name, match_masks, parameters_by_name
 
-Masks = Mapping[str, Tensor] | Mapping[Tensor, Tensor]
-
-STALE = (
-    "was the model copied, or its parameters replaced, after the optimizer was built? "
-    "Build the optimizer from the model whose weights it updates"
-)
+Masks = Mapping[Any, Tensor]  # by name or by parameter
 
 
 def attach_masks(optimizer: Optimizer, masks: Masks, model: nn.Module | None = None) -> "MaskKeeper":
@@ -52,11 +47,7 @@ class MaskKeeper:
         self.apply()
 
     def update(self, masks: Masks) -> None:
-        """Replaces the masks; a parameter without a mask is free again.
-
-        Raises:
-            ValueError: one of them does not fit; the present ones stay then.
-        """
+        """Replaces the masks; a parameter without a mask is free again. If one does not fit, the present ones stay."""
         self._masked = self._look_up(masks)
         self.apply()
 
@@ -83,42 +74,30 @@ class MaskKeeper:
 
     def _look_up(self, masks: Masks) -> list[tuple[Tensor, Tensor]]:
         """(parameter, mask) for every mask, checked."""
-        ours = {id(parameter) for group in self._optimizer.param_groups for parameter in group["params"]}
-        named = self._named(masks)
-        found = []
-        for key, mask in masks.items():
-            if isinstance(key, str):
-                parameter = find(key, named, "the model" if self._model else "the optimizer")
-            elif id(key) in ours:
-                parameter = key
-            else:
-                raise ValueError(
-                    f"masks: a tensor of shape {tuple(key.shape)} matches no parameter of the optimizer; {STALE}"
-                )
-            found.append((parameter, _laid_out(as_mask(key, mask, parameter.shape), parameter)))
-        if found and not any(id(parameter) in ours for parameter, _ in found):
-            raise ValueError(f"none of the {len(found)} masked parameters is in the optimizer; {STALE}")
-        return found
-
-    def _named(self, masks: Masks) -> dict[str, Tensor]:
-        if self._model is not None:
-            return parameters_by_name(self._model)
-        named: dict[str, Tensor] = {}
-        for group in self._optimizer.param_groups:
-            named |= zip(group.get("param_names", ()), group["params"], strict=False)
+        groups, model = self._optimizer.param_groups, self._model
+        pairs = [pair for g in groups for pair in zip(g.get("param_names", ()), g["params"], strict=False)]
+        named = by_plain_name(dict(pairs)) if model is None else parameters_by_name(model)
         if not named and any(isinstance(key, str) for key in masks):
             raise ValueError(
                 "masks are given by name, but the optimizer does not know the names of its parameters; "
                 "pass model=, or build the optimizer from model.named_parameters()"
             )
-        return by_plain_name(named)
+        ours = {id(parameter): parameter for group in groups for parameter in group["params"]}
+        others = ours.keys() - set(map(id, named.values()))
+        known = named | {f"parameter {key}": ours[key] for key in others}
+        found = match_masks(masks, known, "the optimizer" if model is None else "the model")
+        if found and not any(id(parameter) in ours for _, parameter, _ in found):
+            raise ValueError(
+                f"none of the {len(found)} masked parameters is in the optimizer; was the model copied, or its "
+                "parameters replaced, after the optimizer was built?"
+            )
+        return [(parameter, _laid_out(mask, parameter)) for _, parameter, mask in found]
 
     def _removed(self) -> Iterator[tuple[Tensor, Tensor]]:
         for index, (parameter, mask) in enumerate(self._masked):
             if mask.device != parameter.device:  # the model was moved since
-                mask = mask.to(parameter.device)
-                self._masked[index] = parameter, mask
-            yield parameter, ~mask
+                self._masked[index] = parameter, mask.to(parameter.device)
+            yield parameter, ~self._masked[index][1]
 
     @torch.no_grad()
     def _before_step(self, *_: Any) -> None:
@@ -129,11 +108,7 @@ class MaskKeeper:
 
 
 def innermost(optimizer: Optimizer) -> Optimizer:
-    """The optimizer inside the wrappers of accelerate, Lightning and others, whose hooks are the ones that are called.
-
-    Raises:
-        ValueError: it is not a torch optimizer.
-    """
+    """The optimizer inside the wrappers of accelerate, Lightning and others, whose hooks are called."""
     while isinstance(getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = optimizer.optimizer  # type: ignore[attr-defined]
     if not isinstance(optimizer, Optimizer):
@@ -141,13 +116,11 @@ def innermost(optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
-def _laid_out(mask: Tensor, parameter: Tensor) -> Tensor:
+def _laid_out(mask: Tensor, parameter: Any) -> Tensor:
     """The mask on the parameter's device; in the same shards, if that is a DTensor."""
     mask = mask.to(parameter.device)
-    mesh = getattr(parameter, "device_mesh", None)
-    if mesh is None or hasattr(mask, "device_mesh"):
+    if not hasattr(parameter, "device_mesh") or hasattr(mask, "device_mesh"):
         return mask
-    from torch.distributed.tensor import DTensor, distribute_tensor
+    from torch.distributed.tensor import distribute_tensor
 
-    assert isinstance(parameter, DTensor)
-    return distribute_tensor(mask, mesh, parameter.placements)
+    return distribute_tensor(mask, parameter.device_mesh, parameter.placements)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mfac.layout import as_mask, find, parameters_by_name, plain_name, some
+from mfac.layout import as_mask, match_masks, parameters_by_name, plain_name
 from mfac.pruning.atomic_file import read_tensors, write_tensors
 
 FORMAT = "mfac-masks"
@@ -29,10 +29,7 @@ def load_masks(source: Source) -> dict[str, Tensor]:
     """
     if isinstance(source, nn.Module):
         found = masks_of_model(source)
-        missing = (
-            "the model has no masks of torch.nn.utils.prune or torch.ao.pruning; "
-            "for weights that are zero, use mfac.masks_from_zeros(model)"
-        )
+        missing = "the model has no masks of torch's tools; for its zeros use mfac.masks_from_zeros(model)"
     elif isinstance(source, Mapping):
         found, missing = _masks_of_mapping(source), "the dict holds no mask"
     else:
@@ -47,11 +44,10 @@ def save_masks(masks: Mapping[str, Tensor], path: str | os.PathLike[str]) -> Non
 
     Raises:
         ValueError: there is nothing to save, or a mask does not hold zeros and ones.
-        ImportError: safetensors is missing.
     """
-    checked = {plain_name(name): as_mask(name, mask, mask.shape) for name, mask in masks.items()}
-    if not checked:
+    if not masks:
         raise ValueError("there are no masks to save")
+    checked = {plain_name(name): as_mask(name, mask, mask.shape) for name, mask in masks.items()}
     tensors = {name: mask.detach().cpu().contiguous().clone() for name, mask in checked.items()}
     write_tensors(tensors, path, {"format": FORMAT, "kept": "true"})
 
@@ -71,19 +67,14 @@ def masks_from_zeros(model: nn.Module) -> dict[str, Tensor]:
 
     Biases and norms are left out: those initialised with zeros have not been pruned.
     """
-    masks = {}
-    for name, parameter in model.named_parameters():
-        if parameter.ndim >= 2:
-            kept = parameter.detach() != 0
-            if not bool(kept.all()):
-                masks[plain_name(name)] = kept
-    return masks
+    kept = {plain_name(name): p.detach() != 0 for name, p in model.named_parameters() if p.ndim >= 2}
+    return {name: mask for name, mask in kept.items() if not bool(mask.all())}
 
 
 def matched_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The masks as bool tensors under the model's own names; raises ValueError if one does not fit."""
     own = {id(parameter): name for name, parameter in model.named_parameters()}
-    return {own[id(parameter)]: mask for parameter, mask in _matched(model, masks).values()}
+    return {own[id(parameter)]: mask for _, parameter, mask in _matched(model, masks)}
 
 
 @torch.no_grad()
@@ -93,7 +84,7 @@ def apply_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
     Raises:
         ValueError: a name is unknown, or a mask does not fit; no weight is changed then.
     """
-    for parameter, mask in _matched(model, masks).values():
+    for _, parameter, mask in _matched(model, masks):
         parameter.masked_fill_(~mask.to(parameter.device), 0)
 
 
@@ -104,9 +95,8 @@ def to_torch_prune(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
     """
     from torch.nn.utils import prune
 
-    for name in _matched(model, masks):
-        module, attribute = _owner(model, name)
-        prune.custom_from_mask(module, attribute, masks[name].to(getattr(module, attribute).device))
+    for name, parameter, mask in _matched(model, masks):
+        prune.custom_from_mask(*_owner(model, name), mask.to(parameter.device))
 
 
 def to_torch_ao(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
@@ -114,7 +104,7 @@ def to_torch_ao(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
     from torch.ao.pruning.sparsifier.utils import FakeSparsity
     from torch.nn.utils import parametrize
 
-    for name, (parameter, mask) in _matched(model, masks).items():
+    for name, parameter, mask in _matched(model, masks):
         module, attribute = _owner(model, name)
         values = mask.to(parameter.device, parameter.dtype)
         present = _fake_sparsity(module, attribute)
@@ -145,16 +135,11 @@ def _masks_of_mapping(entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _matched(model: nn.Module, masks: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-    """{name: (parameter, mask)}, all checked before any is used."""
+def _matched(model: nn.Module, masks: Mapping[str, Tensor]) -> list[tuple[str, Tensor, Tensor]]:
+    """(name, parameter, mask) of each mask, all checked before any is used."""
     if not masks:
-        raise ValueError(f"masks is empty; the model has {some(parameters_by_name(model))}")
-    known = parameters_by_name(model)
-    matched = {}
-    for name, mask in masks.items():
-        parameter = find(name, known, "the model")
-        matched[name] = parameter, as_mask(name, mask, parameter.shape)
-    return matched
+        raise ValueError("masks is empty; give at least one {name: bool tensor}")
+    return match_masks(masks, parameters_by_name(model), "the model")
 
 
 def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
@@ -168,7 +153,4 @@ def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 def _fake_sparsity(module: nn.Module, attribute: str) -> Tensor | None:
     steps: Any = dict(getattr(module, "parametrizations", {}))
-    for step in steps.get(attribute, ()):
-        if type(step).__name__ == "FakeSparsity":
-            return step.mask
-    return None
+    return next((step.mask for step in steps.get(attribute, ()) if type(step).__name__ == "FakeSparsity"), None)

@@ -21,11 +21,9 @@ class NOfM:
         return 1 - self.kept / self.size
 
     def check(self, name: str, shape: torch.Size) -> None:
-        """Raises ValueError if M does not divide dimension 1."""
         if len(shape) < 2 or shape[1] % self.size:
-            what = f"dimension 1 is {shape[1]}" if len(shape) > 1 else "it has one dimension"
             raise ValueError(
-                f"pattern {self}: {name} has shape {tuple(shape)}; {what}, and {self.size} must divide it; "
+                f"pattern {self}: {name} has shape {tuple(shape)}, and {self.size} must divide its dimension 1; "
                 f"leave it out with ignore=[{name!r}]"
             )
 
@@ -41,8 +39,7 @@ class NOfM:
         grouped = self._grouped(torch.where(mask, costs, torch.inf))
         rank = grouped.argsort(-1).argsort(-1)
         room = self._grouped(mask).sum(-1, keepdim=True) - self.kept
-        limited = torch.where(rank < room, grouped, torch.inf)
-        return self.ungrouped(limited.flatten(0, -2), mask.shape)
+        return self.ungrouped(torch.where(rank < room, grouped, torch.inf), mask.shape)
 
     def positions(self, mask: Tensor, start: int) -> Int[Tensor, "groups size"]:
         """Each group's positions in a vector of kept weights, this tensor's from `start` on; −1 for removed ones."""
@@ -50,10 +47,8 @@ class NOfM:
         flat[mask.flatten()] = torch.arange(start, start + int(mask.sum()), device=mask.device)
         return self._grouped(flat.view(mask.shape)).flatten(0, -2)
 
-    def ungrouped(self, values: Float[Tensor, "groups size"], shape: torch.Size) -> Tensor:
-        """Values by groups as a tensor of the weights' shape."""
-        moved = (shape[0], *shape[2:], shape[1])
-        return values.reshape(moved).movedim(-1, 1)
+    def ungrouped(self, values: Float[Tensor, "*groups size"], shape: torch.Size) -> Tensor:
+        return values.reshape(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
 
     def _grouped(self, values: Tensor) -> Tensor:
         return values.movedim(1, -1).unflatten(-1, (-1, self.size))
@@ -70,23 +65,19 @@ class Slices:
     dim: int
 
     def check(self, name: str, shape: torch.Size) -> None:
-        """Raises ValueError if the tensor has no such dimension."""
         if len(shape) <= self.dim:
             raise ValueError(
-                f"pattern {self}: {name} has shape {tuple(shape)} and so no {self.kind}s; leave it out with "
-                f"ignore=[{name!r}]"
+                f"pattern {self}: {name} has shape {tuple(shape)}, so no {self}s; leave it out with ignore=[{name!r}]"
             )
 
     def groups(self, masks: Mapping[str, Tensor]) -> tuple[dict[str, Int[Tensor, "..."]], dict[str, range]]:
         """The number of every weight's slice, counted over all tensors, and the numbers of each tensor's slices."""
         ids, ranges, first = {}, {}, 0
         for name, mask in masks.items():
-            length = mask.shape[self.dim]
-            shape = [1] * mask.ndim
-            shape[self.dim] = length
-            ids[name] = (first + torch.arange(length, device=mask.device)).view(shape).expand(mask.shape)
-            ranges[name] = range(first, first + length)
-            first += length
+            ranges[name] = range(first, first + mask.shape[self.dim])
+            numbers = torch.tensor(ranges[name], device=mask.device)
+            ids[name] = numbers.expand(mask.movedim(self.dim, -1).shape).movedim(-1, self.dim)
+            first = ranges[name].stop
         return ids, ranges
 
     def __str__(self) -> str:

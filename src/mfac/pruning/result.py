@@ -32,9 +32,10 @@ class StepRecord:
 
 @dataclass
 class PruningResult:
-    """What `prune` did: `masks` {name: bool tensor, True = kept}, and `history`, one record per recomputation.
+    """The masks {name: bool tensor, True = kept}, and the `history`: one record per recomputation.
 
-    Counts and sparsities are those of the targets.
+    Counts and sparsities are those of the targets, `damping` is that of the last step, and `predicted_increase` the sum
+    over the steps: None where the method predicts nothing.
     """
 
     masks: dict[str, Tensor]
@@ -59,7 +60,6 @@ class PruningResult:
 
     @property
     def predicted_increase(self) -> float | None:
-        """The sum over the steps; None where the method predicts nothing."""
         parts = [record.predicted_increase for record in self.history]
         return None if None in parts else sum(part for part in parts if part is not None)
 
@@ -69,7 +69,6 @@ class PruningResult:
 
     @property
     def damping(self) -> float | None:
-        """λ of the last step."""
         return self.history[-1].damping if self.history else None
 
     @property
@@ -77,9 +76,7 @@ class PruningResult:
         return sum(record.seconds for record in self.history)
 
     def __repr__(self) -> str:
-        history = self.history
-        losses = f", loss {history[0].loss_before:.4g} -> {history[-1].loss_after:.4g}" if history else ""
-        return (
-            f"PruningResult({self.num_removed} of {self.num_weights} weights removed ({self.sparsity:.2%}) in "
-            f"{len(history)} steps{losses}, {self.seconds:.1f} s)"
-        )
+        counts = f"{self.num_removed} of {self.num_weights} weights removed ({self.sparsity:.2%})"
+        h = self.history
+        losses = f", loss {h[0].loss_before:.4g} -> {h[-1].loss_after:.4g}" if h else ""
+        return f"PruningResult({counts} in {len(h)} steps{losses}, {self.seconds:.1f} s)"

@@ -15,31 +15,23 @@ def polynomial_schedule(initial: float, final: float, steps: int, power: float =
 
     The present sparsity, `initial`, is not part of the list; `final` is its last entry. A power of 3 takes large steps
     first and small ones last; 1 is linear.
-
-    Raises:
-        ValueError: the sparsities do not rise within [0, 1], or steps or power is not positive.
     """
     _check_ends(initial, final, steps)
     if not (_is_number(power) and power > 0 and math.isfinite(power)):
         raise ValueError(f"power must be a positive number (3 is usual), not {power!r}")
-    inner = [final + (initial - final) * (1 - t / steps) ** power for t in range(1, steps)]
-    return [*inner, float(final)]
+    return [*(final + (initial - final) * (1 - t / steps) ** power for t in range(1, steps)), float(final)]
 
 
 def geometric_schedule(initial: float, final: float, steps: int) -> list[float]:
     """Every step keeps the same fraction ((1 − final)/(1 − initial))^(1/steps) of the remaining weights.
 
     The present sparsity, `initial`, is not part of the list; `final`, which is below 1, is its last entry.
-
-    Raises:
-        ValueError: the sparsities do not rise within [0, 1), or steps is not positive.
     """
     _check_ends(initial, final, steps)
     if final == 1:
         raise ValueError("steps of equal fractions never reach a sparsity of 1; choose a final sparsity below it")
     kept = (1 - final) / (1 - initial)
-    inner = [1 - (1 - initial) * kept ** (t / steps) for t in range(1, steps)]
-    return [*inner, float(final)]
+    return [*(1 - (1 - initial) * kept ** (t / steps) for t in range(1, steps)), float(final)]
 
 
 def mobilenet_schedule(final: float) -> list[float]:
@@ -91,7 +83,7 @@ def learning_rate_cycle(
         cycles: how many periods there are before the last pruning step.
         low: epochs at the end of each period with the small rate.
         factor: of the small rate, and of each drop.
-        drops: epochs, counted from the start, at which the rate drops permanently.
+        drops: epochs, counted from the start, at which the rate drops by the factor for good.
         last_epoch: as in any torch scheduler.
 
     Raises:
@@ -105,8 +97,7 @@ def learning_rate_cycle(
         raise ValueError(f"factor must be above 0, not {factor}")
     if list(drops) != sorted(set(drops)) or any(drop < period * cycles for drop in drops):
         raise ValueError(
-            f"drops are epochs after the cycles, rising; the cycles end at epoch {period * cycles}, "
-            f"these are {tuple(drops)}"
+            f"drops are rising epochs after the cycles, which end at epoch {period * cycles}, not {tuple(drops)}"
         )
     return LambdaLR(optimizer, CycleFactor(period, cycles, low, factor, tuple(drops)), last_epoch)
 
@@ -121,25 +112,16 @@ def checked_schedule(schedule: Iterable[float]) -> tuple[float, ...]:
     before = 0.0
     for index, value in enumerate(values):
         if not _is_number(value) or not 0 < value <= 1:
-            raise ValueError(
-                f"schedule[{index}] is {value!r}; each entry is a sparsity, "
-                "a number above 0 and at most 1 (0.9 removes 90 %)"
-            )
+            raise ValueError(f"schedule[{index}] is {value!r}; each entry is a sparsity above 0 and at most 1")
         if value <= before:
-            raise ValueError(
-                f"schedule[{index}] is {value}, not above the {before} before it; "
-                "sparsities must rise, since removed weights do not come back"
-            )
+            raise ValueError(f"schedule[{index}] is {value}, not above the {before} before it; sparsities must rise")
         before = value
     return tuple(float(value) for value in values)
 
 
 def _check_ends(initial: float, final: float, steps: int) -> None:
     if not (_is_number(initial) and _is_number(final) and 0 <= initial < final <= 1):
-        raise ValueError(
-            f"a schedule rises from an initial to a final sparsity, both fractions: 0 <= initial < final <= 1; "
-            f"these are {initial!r} and {final!r}"
-        )
+        raise ValueError(f"a schedule needs 0 <= initial < final <= 1; these are {initial!r} and {final!r}")
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise ValueError(f"steps must be a positive int, not {steps!r}")
 

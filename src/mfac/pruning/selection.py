@@ -11,6 +11,7 @@ from mfac.distributed.shared_curvature import SharedCurvature
 from mfac.layout import ParameterLayout
 from mfac.pruning.budget import Pool
 from mfac.pruning.curvature import Curvature, FisherCurvature
+from mfac.pruning.greedy import costs_in_groups
 from mfac.pruning.patterns import NOfM, Pattern, Slices
 
 WithBlocks = FisherCurvature | SharedCurvature
@@ -39,61 +40,17 @@ class Selection:
             chosen = torch.zeros(len(costs), dtype=torch.bool, device=theta.device)
             chosen[sorted(cheapest_slices(costs, sizes, ranges, pools, self.floors))] = True
             return {name: chosen[ids[name]] & mask for name, mask in masks.items()}
-        if isinstance(self.pattern, NOfM):
-            costs_in = _costs_in_groups(self.pattern, curvature, theta, layout, masks)
-            offered = {name: self.pattern.offered(value, masks[name]) for name, value in costs_in.items()}
-            return cheapest(offered, masks, pools, self.floors)
-        if self.order == "greedy":
-            assert isinstance(curvature, WithBlocks)
+        if isinstance(curvature, WithBlocks) and isinstance(self.pattern, NOfM):
+            each = _costs_in_groups(self.pattern, curvature, theta, layout, masks)
+        elif isinstance(curvature, WithBlocks) and self.order == "greedy":
             # Weights that a floor keeps must not use up the count.
             count = layout.dim - sum(pool.keep for pool in pools) + sum(self.floors.values())
-            scores = curvature.greedy_scores(theta, count if len(pools) == 1 else None)
+            each = layout.unflatten(curvature.greedy_scores(theta, count if len(pools) == 1 else layout.dim))
         else:
-            scores = curvature.scores(theta)
-        return cheapest(layout.unflatten(scores), masks, pools, self.floors)
-
-
-def _costs_in_groups(
-    pattern: NOfM, curvature: Curvature, theta: Tensor, layout: ParameterLayout, masks: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """The exact costs, one weight after another, inside each group; plain scores where the curvature has no blocks."""
-    if not isinstance(curvature, WithBlocks):
-        return layout.unflatten(curvature.scores(theta))
-    slots = zip(layout.names, layout.slots, strict=True)
-    positions = [pattern.positions(masks[name], slot.start) for name, slot in slots]
-    parts = curvature.order_in_groups(theta, torch.cat(positions)).split([len(p) for p in positions])
-    return {name: pattern.ungrouped(part, masks[name].shape) for name, part in zip(layout.names, parts, strict=True)}
-
-
-def _slice_costs(
-    ids: Mapping[str, Tensor], ranges: Mapping[str, range], curvature: Curvature, theta: Tensor, layout: ParameterLayout
-) -> tuple[Float[Tensor, " groups"], Int[Tensor, " groups"]]:
-    """The cost of each slice, and how many weights it still has."""
-    groups = torch.empty(layout.dim, dtype=torch.int64, device=theta.device)
-    layout.flatten([ids[name] for name in layout.names], groups)
-    count = max(numbers.stop for numbers in ranges.values())
-    sizes = torch.bincount(groups, minlength=count)
-    if isinstance(curvature, WithBlocks):
-        return curvature.group_costs(theta, groups, count), sizes
-    costs = torch.zeros(count, dtype=torch.float64, device=theta.device)
-    return costs.index_add_(0, groups, curvature.scores(theta)), sizes
-
-
-def cheapest(
-    costs: Mapping[str, Tensor], masks: Mapping[str, Tensor], pools: Sequence[Pool], floors: Mapping[str, int]
-) -> dict[str, Tensor]:
-    """{name: bool tensor}, True for the cheapest weights of each pool; an infinite cost keeps a weight."""
-    chosen = {}
-    for pool in pools:
-        offered = [_above_floor(costs[name], masks[name], floors[name]) for name in pool.names]
-        count = sum(int(masks[name].sum()) for name in pool.names) - pool.keep
-        flat = torch.cat([cost.flatten() for cost in offered])
-        removed = torch.zeros_like(flat, dtype=torch.bool)
-        removed[torch.topk(flat, max(0, count), largest=False).indices] = True
-        removed &= torch.isfinite(flat)
-        parts = removed.split([cost.numel() for cost in offered])
-        chosen.update({name: part.view_as(masks[name]) for name, part in zip(pool.names, parts, strict=True)})
-    return chosen
+            each = layout.unflatten(curvature.scores(theta))
+        if isinstance(self.pattern, NOfM):
+            each = {name: self.pattern.offered(value, masks[name]) for name, value in each.items()}
+        return _cheapest(each, masks, pools, self.floors)
 
 
 def cheapest_slices(
@@ -113,8 +70,8 @@ def cheapest_slices(
     for pool in pools:
         owner = {group: name for name in pool.names for group in ranges[name] if weights[group]}
         left = {name: sum(weights[group] for group in ranges[name]) for name in pool.names}
-        spare = sum(left.values()) - pool.keep
         slices_left = {name: sum(1 for group in ranges[name] if weights[group]) for name in pool.names}
+        spare = sum(left.values()) - pool.keep
         for group in sorted(owner, key=each.__getitem__):
             name, size = owner[group], weights[group]
             if size <= spare and slices_left[name] > 1 and left[name] - size >= floors[name]:
@@ -125,10 +82,49 @@ def cheapest_slices(
     return chosen
 
 
+def _slice_costs(
+    ids: Mapping[str, Tensor], ranges: Mapping[str, range], curvature: Curvature, theta: Tensor, layout: ParameterLayout
+) -> tuple[Float[Tensor, " groups"], Int[Tensor, " groups"]]:
+    """The cost of each slice, and how many weights it still has."""
+    groups = torch.empty(layout.dim, dtype=torch.int64, device=theta.device)
+    layout.flatten([ids[name] for name in layout.names], groups)
+    count = max(numbers.stop for numbers in ranges.values())
+    sizes = torch.bincount(groups, minlength=count)
+    if isinstance(curvature, WithBlocks):
+        return curvature.group_costs(theta, groups, count), sizes
+    costs = torch.zeros(count, dtype=torch.float64, device=theta.device)
+    return costs.index_add_(0, groups, curvature.scores(theta)), sizes
+
+
+def _costs_in_groups(
+    pattern: NOfM, curvature: WithBlocks, theta: Tensor, layout: ParameterLayout, masks: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The cost of each weight when the exact greedy order inside its group reaches it."""
+    each = [pattern.positions(masks[n], slot.start) for n, slot in zip(layout.names, layout.slots, strict=True)]
+    positions = torch.cat(each)
+    parts = costs_in_groups(curvature.group_inverses(positions), theta, positions).split([len(p) for p in each])
+    return {name: pattern.ungrouped(part, masks[name].shape) for name, part in zip(layout.names, parts, strict=True)}
+
+
+def _cheapest(
+    costs: Mapping[str, Tensor], masks: Mapping[str, Tensor], pools: Sequence[Pool], floors: Mapping[str, int]
+) -> dict[str, Tensor]:
+    """{name: bool tensor}, True for the cheapest weights of each pool; an infinite cost keeps a weight."""
+    chosen = {}
+    for pool in pools:
+        flat = torch.cat([_above_floor(costs[name], masks[name], floors[name]) for name in pool.names])
+        count = sum(int(masks[name].sum()) for name in pool.names) - pool.keep
+        removed = torch.zeros_like(flat, dtype=torch.bool)
+        removed[torch.topk(flat, max(0, count), largest=False).indices] = True
+        parts = (removed & torch.isfinite(flat)).split([masks[name].numel() for name in pool.names])
+        chosen.update({name: part.view_as(masks[name]) for name, part in zip(pool.names, parts, strict=True)})
+    return chosen
+
+
 def _above_floor(costs: Tensor, mask: Tensor, floor: int) -> Tensor:
-    """The costs, infinite for removed weights and for the `floor` most expensive ones."""
-    offered = torch.where(mask, costs, torch.inf)
+    """The costs in a row, infinite for removed weights and for the `floor` most expensive ones."""
+    offered = torch.where(mask, costs, torch.inf).flatten()
     if floor > 0:
         last = torch.topk(torch.where(mask, costs, -torch.inf).flatten(), min(floor, mask.numel())).indices
-        offered.view(-1)[last] = torch.inf
+        offered[last] = torch.inf
     return offered

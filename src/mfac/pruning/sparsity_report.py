@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mfac.layout import as_mask, find, parameters_by_name, plain_name
+from mfac.layout import match_masks, parameters_by_name, plain_name
 from mfac.pruning.masks import masks_of_model
 
 HEADER = ("layer", "shape", "weights", "removed", "sparsity", "")
@@ -14,10 +14,7 @@ HEADER = ("layer", "shape", "weights", "removed", "sparsity", "")
 
 @dataclass(frozen=True)
 class LayerSparsity:
-    """One row of the table: a parameter, and how many of its weights are removed.
-
-    `astray` counts weights that a mask removes but that are not zero.
-    """
+    """One row of the table; `astray` counts weights that a mask removes but that are not zero."""
 
     name: str
     shape: tuple[int, ...]
@@ -50,11 +47,17 @@ class SparsityReport:
         return self.removed / self.weights if self.weights else 0.0
 
     def __str__(self) -> str:
-        lines = [HEADER, *(_cells(row) for row in self.rows)]
-        lines.append(("total", "", f"{self.weights:,}", f"{self.removed:,}", f"{100 * self.sparsity:.2f} %", ""))
-        lines.append(("other parameters", "", f"{self.others:,}", "", "", ""))
+        lines = [HEADER]
+        for row in self.rows:
+            note = f"{row.astray:,} not zero" if row.astray else ""
+            lines.append((row.name, " x ".join(map(str, row.shape)), *_counts(row), note))
+        lines += [("total", "", *_counts(self), ""), ("other parameters", "", f"{self.others:,}", "", "", "")]
         widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
-        return "\n".join(_aligned(line, widths) for line in lines)
+        aligned = "{:<{}}  {:<{}}  {:>{}}  {:>{}}  {:>{}}  {:<{}}"
+        return "\n".join(
+            aligned.format(*(part for pair in zip(line, widths, strict=True) for part in pair)).rstrip()
+            for line in lines
+        )
 
 
 @torch.no_grad()
@@ -69,36 +72,24 @@ def sparsity_report(model: nn.Module, masks: Mapping[str, Tensor] | None = None)
     Raises:
         ValueError: a mask belongs to no parameter, or does not fit it.
     """
-    known = parameters_by_name(model)
-    given = {id(find(name, known, "the model")): (name, mask) for name, mask in (masks or {}).items()}
-    own = masks_of_model(model) if masks is None else {}
+    given = masks if masks is not None else masks_of_model(model)
+    found = {id(parameter): mask for _, parameter, mask in match_masks(given, parameters_by_name(model), "the model")}
     rows, others = [], 0
-    for full_name, parameter in model.named_parameters():
-        name = plain_name(full_name)
-        label, mask = given.get(id(parameter), (name, own.get(name)))
-        if mask is None and (given or parameter.ndim < 2):
+    for name, parameter in model.named_parameters():
+        mask = found.get(id(parameter))
+        if mask is None and (masks or parameter.ndim < 2):
             others += parameter.numel()
         else:
-            rows.append(_row(name, label, parameter, mask, reparametrised=name in own))
+            rows.append(_row(plain_name(name), parameter, mask, reparametrised=masks is None))
     return SparsityReport(tuple(rows), others)
 
 
-def _row(name: str, label: str, parameter: Tensor, mask: Tensor | None, reparametrised: bool) -> LayerSparsity:
-    shape, weights = tuple(parameter.shape), parameter.numel()
-    if mask is None:
-        return LayerSparsity(name, shape, weights, weights - int(torch.count_nonzero(parameter)))
-    removed = ~as_mask(label, mask, parameter.shape).to(parameter.device)
+def _row(name: str, parameter: Tensor, mask: Tensor | None, reparametrised: bool) -> LayerSparsity:
+    removed = parameter == 0 if mask is None else ~mask.to(parameter.device)
     # Torch's tools keep the parameter's values and multiply them by the mask in the forward pass.
     astray = 0 if reparametrised else int(torch.count_nonzero(parameter.masked_select(removed)))
-    return LayerSparsity(name, shape, weights, int(removed.sum()), astray)
+    return LayerSparsity(name, tuple(parameter.shape), parameter.numel(), int(removed.sum()), astray)
 
 
-def _cells(row: LayerSparsity) -> tuple[str, ...]:
-    note = f"{row.astray:,} not zero" if row.astray else ""
-    shape = " x ".join(map(str, row.shape))
-    return row.name, shape, f"{row.weights:,}", f"{row.removed:,}", f"{100 * row.sparsity:.2f} %", note
-
-
-def _aligned(line: tuple[str, ...], widths: list[int]) -> str:
-    pairs = enumerate(zip(line, widths, strict=True))
-    return "  ".join(cell.rjust(width) if 2 <= i <= 4 else cell.ljust(width) for i, (cell, width) in pairs).rstrip()
+def _counts(row: LayerSparsity | SparsityReport) -> tuple[str, str, str]:
+    return f"{row.weights:,}", f"{row.removed:,}", f"{100 * row.sparsity:.2f} %"

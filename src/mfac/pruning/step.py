@@ -4,7 +4,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +20,7 @@ from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
 from mfac.gradients import accumulate_fisher, collect_gradients
 from mfac.gradients.batches import Batch, move
-from mfac.gradients.collection import Collection
+from mfac.gradients.collect import Collection
 from mfac.gradients.losses import LossFn
 from mfac.gradients.model_state import evaluation
 from mfac.inverse_fisher import Ranks, ranks_of
@@ -37,9 +37,10 @@ from mfac.pruning.selection import Selection
 from mfac.pruning.weights import MaskedWeights, choose_targets
 
 RANK_SEEDS = 1_000_003  # between the random states of two ranks; more than the steps of any run
-# Float32 rows beyond twice the block size take more memory than float64 sums of the blocks.
-ROWS_PER_BLOCK_SIZE = 2
+ROWS_PER_BLOCK_SIZE = 2  # float32 rows beyond twice the block size take more memory than float64 sums of the blocks
 DEFAULTS = PruningOptions()
+# Options that must be the same on every rank, besides those of the gradients.
+SHARED = ("recomputations", "scope", "floor", "block_size", "damping", "update", "order", "pattern", "method")
 
 Rows = Tensor | GradientFile | FisherBlocks
 
@@ -52,34 +53,25 @@ class Step:
     weights: MaskedWeights
     layout: ParameterLayout
     stream: BatchStream
-    folder: str | None
+    folder: str | None = None
 
 
 class Method(Protocol):
-    """How the weights are judged: `measure` takes the data, `curvature` makes scores and updates of it."""
+    """How weights are judged: `measure` takes gradients or other data, `curvature` makes scores and updates of them."""
 
-    def measure(self, step: Step) -> Any:
-        """Gradients, or whatever else the method goes by."""
+    def measure(self, step: Step) -> Any: ...
 
-    def curvature(self, step: Step, measured: Any) -> Curvature:
-        """The curvature of the kept weights."""
+    def curvature(self, step: Step, measured: Any) -> Curvature: ...
 
 
 class Pruner:
     """Prunes a model in place, one step at a time, and can be saved and resumed between steps.
 
-    `prune`, `GradualPruner` and the command line all run it. If a step fails or is interrupted, the model and the masks
-    are as the step before left them. A resumed run has the same masks and weights as an undisturbed one, bit for bit:
-    build it with the same arguments, and load its state and the model's.
+    If a step fails or is interrupted, the model and the masks are as the step before left them. A resumed run has the
+    same masks and weights as an undisturbed one, bit for bit: build it with the same arguments, and load its state and
+    the model's.
 
-    Args:
-        model: pruned in place.
-        loss_fn: (model, batch) -> scalar.
-        batches: any iterable, consumed pass after pass.
-        sparsity: as for `mfac.prune`.
-        options: all else that `mfac.prune` takes.
-        masks: {name or parameter: bool tensor}, False where a weight is removed already.
-        method: takes the place of `options.method`; see `Method`.
+    The arguments are those of `mfac.prune`; a `method` takes the place of `options.method`.
 
     Raises:
         ValueError: an argument that does not fit; with a process group, on every rank.
@@ -96,24 +88,28 @@ class Pruner:
         method: Method | None = None,
     ):
         self.options = options
-        self._ranks = ranks = Ranks() if options.process_group is None else ranks_of(options.process_group)
-        with self._together("checking the arguments"):
+        self._ranks = ranks = ranks_of(options.process_group)
+        with ranks.together("checking the arguments"):
             if isinstance(sparsity, Mapping) and options.targets is not None:
                 raise ValueError("sparsity by name says what is pruned; leave targets out")
             targets = list(sparsity) if isinstance(sparsity, Mapping) else options.targets
             self.weights = MaskedWeights(model, choose_targets(model, targets, options.ignore), masks)
-            self.plan = plan_steps(self.weights, sparsity, options)
             floors = least_kept(self.weights.masks, options.floor)
+            self.plan = plan_steps(self.weights, sparsity, options, floors)
             self._selection = Selection(parse_pattern(options.pattern), options.order, floors)
             fisher = FisherMethod(loss_fn, options, ranks)
-            fisher.check(self.weights)
             self._method: Method = method or (Magnitude() if options.method == "magnitude" else fisher)
-            self.stream = batches if isinstance(batches, BatchStream) else BatchStream(batches, self._seed())
+            # Loaders that shuffle by the random state give different batches on every rank.
+            seed = None if options.seed is None else options.seed + RANK_SEEDS * ranks.rank
+            self.stream = batches if isinstance(batches, BatchStream) else BatchStream(batches, seed)
             self.stream.needed = f" ({self.total} recomputations need {self.total * options.num_grads} gradients)"
+            # Checks what the gradients are taken of, before anything is done.
+            collection = fisher.collection(Step(0, self.weights, self.weights.layout(), self.stream))
             self._start = self.stream.drawn
             self._loss_fn, self._loss_batches = loss_fn, self.stream.peek(options.loss_batches)
         if ranks.size > 1:
-            fisher.check_ranks(self.weights, sparsity)
+            shared = {"sparsity": sparsity} | {name: getattr(options, name) for name in SHARED}
+            check_ranks(ranks, collection, shared | {"bn_batches": options.bn_batches is not None})
             for buffer in model.buffers():  # running statistics differ after training under DDP
                 ranks.from_first_(buffer)
         self.result = PruningResult({**self.weights.other_masks, **self.weights.masks}, tuple(self.weights.targets))
@@ -135,7 +131,7 @@ class Pruner:
         while not self.done:
             self.step()
             if on_step is not None:
-                with self._together("on_step"):
+                with self._ranks.together("on_step"):
                     on_step(self.result)
         return self.result
 
@@ -153,8 +149,7 @@ class Pruner:
         loss = history[-1].loss_after if history else self._mean_loss()
         if not math.isfinite(loss):
             raise ValueError(
-                f"the loss of the model is {loss} before anything is pruned: the model has diverged, or a batch is "
-                "broken; nothing was changed"
+                f"the loss of the model is {loss} before anything is pruned; check the model and its batches"
             )
         rows_dir = self.options.rows_dir
         with tempfile.TemporaryDirectory(prefix="mfac-rows-", dir=rows_dir) if rows_dir else nullcontext() as folder:
@@ -194,16 +189,8 @@ class Pruner:
         self.result.masks.update(self.weights.masks)
         self.result.history[:] = [StepRecord(**record) for record in state["history"]]
 
-    def _together(self, what: str) -> AbstractContextManager[None]:
-        """A block that fails on every rank if it fails on one."""
-        return self._ranks.together(what) if self._ranks.size > 1 else nullcontext()
-
     def _plain_plan(self) -> list[list[Any]]:
         return [[[list(pool.names), pool.keep] for pool in pools] for pools in self.plan]
-
-    def _seed(self) -> int | None:
-        """Loaders that shuffle by the random state give different batches on every rank."""
-        return None if self.options.seed is None else self.options.seed + RANK_SEEDS * self._ranks.rank
 
     def _take(self, step: Step, pools: Sequence[Pool], loss: float) -> StepRecord:
         start = time.perf_counter()
@@ -215,51 +202,40 @@ class Pruner:
         removed = self._selection.choose(curvature, theta, layout, weights.masks, pools)
         gone: Bool[Tensor, " d"] = weights.row_of(layout, removed)
         if self._ranks.size > 1:  # all choose by the same numbers; ties are broken as on the first rank
-            self._ranks.from_first_(gone)
-            removed = layout.unflatten(gone)
+            removed = layout.unflatten(self._ranks.from_first_(gone))
         delta, predicted = curvature.remove(theta, gone, self.options.update)
         loss_after = self._write(layout, theta + delta, removed)
-        return StepRecord(
-            step=step.number,
-            removed=int(gone.sum()),
-            sparsity=weights.sparsity,
-            loss_before=loss,
-            loss_after=loss_after,
-            predicted_increase=predicted,
-            damping=curvature.damping,
-            seconds=time.perf_counter() - start,
-            gradient_seconds=gradient_seconds,
-        )
+        seconds, count = time.perf_counter() - start, int(gone.sum())
+        known = weights.sparsity, loss, loss_after, predicted, curvature.damping
+        return StepRecord(step.number, count, *known, seconds, gradient_seconds)
 
     def _write(self, layout: ParameterLayout, theta: Float[Tensor, " d"], removed: Mapping[str, Tensor]) -> float:
         """Writes the weights and masks; returns the loss after it."""
         with self.weights.all_or_nothing():
-            with self._together("writing the weights"):
+            with self._ranks.together("writing the weights"):
                 self.weights.write(layout, theta, removed)
             if self.options.bn_batches is not None:
-                with self._together("batch-norm statistics"):
+                with self._ranks.together("batch-norm statistics"):
                     norms = recalibrate(self.weights.model, self.options.bn_batches)
                 if self._ranks.size > 1:
                     average_statistics(norms, self._ranks.sum_)
             loss = self._mean_loss()
             if not math.isfinite(loss):
                 raise RuntimeError(
-                    f"the loss became {loss} in this step, which is undone: the weights are those of the step before; "
-                    "use a larger damping, more recomputations, or a lower sparsity"
+                    f"the loss became {loss} in this step, which is undone; use a larger damping, more recomputations, "
+                    "or a lower sparsity"
                 )
             return loss
 
     def _mean_loss(self) -> float:
         """The mean over a few batches that stay the same, those of all ranks, in eval mode."""
-        model, ranks = self.weights.model, self._ranks
+        model = self.weights.model
         devices = {parameter.device for parameter in model.parameters()}
-        with self._together("the loss"), evaluation(model), torch.no_grad():
+        with self._ranks.together("the loss"), evaluation(model), torch.no_grad():
             batches = [move(batch, *devices) if len(devices) == 1 else batch for batch in self._loss_batches]
             losses = [float(self._loss_fn(model, batch)) for batch in batches]
-        if ranks.size == 1:
-            return sum(losses) / len(losses)
         total = torch.tensor([sum(losses), len(losses)], dtype=torch.float64, device=self.weights.device)
-        loss, count = ranks.sum_(total).tolist()
+        loss, count = self._ranks.sum_(total).tolist()
         return float(loss / count)
 
 
@@ -271,18 +247,29 @@ class FisherMethod:
         self.block_size = 1 if options.method == "diagonal" else options.block_size
         self.pattern = parse_pattern(options.pattern)
 
+    def collection(self, step: Step) -> Collection:
+        """What the gradients of a step are taken of; raises ValueError if something does not fit."""
+        o = self.options
+        shared: dict[str, Any] = {"progress": o.progress, "seed": (o.seed or 0) + step.number}
+        return Collection(step.weights.model, self.loss_fn, step.layout, o.num_grads, o.per_sample, o.fisher, **shared)
+
     def measure(self, step: Step) -> Rows:
-        """The gradients of this step: rows, or where these would take more memory, sums over blocks."""
-        options, layout = self.options, step.layout
+        """The gradients, in this rank's columns: as rows, or where that takes less memory, as sums over blocks."""
+        o, layout, size = self.options, step.layout, self.block_size
+        keep_rows = isinstance(self.pattern, Slices) or o.damping == "auto" or o.rows_dir is not None
+        sums_up = size is not None and o.num_grads > ROWS_PER_BLOCK_SIZE * size and not keep_rows
         if self.ranks.size > 1:
-            return self._measure_together(step)
+            exchanged = self.collection(step), step.stream, self._shares(step), self.ranks
+            if sums_up and size is not None:
+                return accumulate_share(*exchanged, size, layout.device)
+            return collect_share(*exchanged, layout.dtype, layout.device)
+        arguments = step.weights.model, self.loss_fn, step.stream, o.num_grads
         shared: dict[str, Any] = {
-            "params": list(layout.names), "masks": step.weights.masks, "per_sample": options.per_sample,
-            "fisher": options.fisher, "seed": (options.seed or 0) + step.number, "progress": options.progress,
+            "params": list(layout.names), "masks": step.weights.masks, "per_sample": o.per_sample,
+            "fisher": o.fisher, "seed": (o.seed or 0) + step.number, "progress": o.progress,
         }  # fmt: skip
-        arguments = step.weights.model, self.loss_fn, step.stream, options.num_grads
-        if self.block_size is not None and self._sums_up:
-            return accumulate_fisher(*arguments, self.block_size, **shared)
+        if sums_up and size is not None:
+            return accumulate_fisher(*arguments, size, **shared)
         out = None if step.folder is None else Path(step.folder, "gradients.rows")
         try:
             return collect_gradients(*arguments, out=out, **shared)
@@ -297,42 +284,9 @@ class FisherMethod:
             sizes = shares[ranks.rank].sizes
         if isinstance(damping, str):
             assert isinstance(measured, Tensor)
-            damping = choose_damping(measured, self.block_size, sizes, reduce=reduce)
+            damping = choose_damping(measured, self.block_size, sizes, reduce)
         local = FisherCurvature(measured, damping, self.block_size, sizes, step.layout.device, reduce)
         return local if ranks.size == 1 else SharedCurvature(local, shares, ranks, self.block_size is not None)
-
-    def check(self, weights: MaskedWeights) -> None:
-        """Raises ValueError for whatever the collectors of gradients would not take, before anything is done."""
-        self._collection(weights, weights.layout(), 0)
-
-    def check_ranks(self, weights: MaskedWeights, sparsity: Sparsity) -> None:
-        """Raises ValueError, on every rank, where the ranks have different models, masks or arguments."""
-        names = ("recomputations", "scope", "floor", "block_size", "damping", "update", "order", "pattern", "method")
-        arguments = {"sparsity": sparsity} | {name: getattr(self.options, name) for name in names}
-        arguments["bn_batches"] = self.options.bn_batches is not None
-        check_ranks(self.ranks, self._collection(weights, weights.layout(), 0), arguments)
-
-    @property
-    def _sums_up(self) -> bool:
-        options = self.options
-        keep_rows = isinstance(self.pattern, Slices) or options.damping == "auto" or options.rows_dir is not None
-        return (
-            self.block_size is not None and options.num_grads > ROWS_PER_BLOCK_SIZE * self.block_size and not keep_rows
-        )
-
-    def _collection(self, weights: MaskedWeights, layout: ParameterLayout, number: int) -> Collection:
-        o = self.options
-        shared: dict[str, Any] = {"progress": o.progress, "seed": (o.seed or 0) + number}
-        return Collection(weights.model, self.loss_fn, layout, o.num_grads, o.per_sample, o.fisher, **shared)
-
-    def _measure_together(self, step: Step) -> Tensor | FisherBlocks:
-        """This rank's columns of the gradients that all ranks take."""
-        layout = step.layout
-        collection = self._collection(step.weights, layout, step.number)
-        shares = self._shares(step)
-        if self.block_size is not None and self._sums_up:
-            return accumulate_share(collection, step.stream, shares, self.ranks, self.block_size, layout.device)
-        return collect_share(collection, step.stream, shares, self.ranks, layout.dtype, layout.device)
 
     def _shares(self, step: Step) -> tuple[ColumnShare, ...]:
         """How the kept weights are divided among the ranks; the full matrix with a pattern, between rows of weights."""
@@ -351,7 +305,7 @@ class Magnitude:
     damping = None
 
     def measure(self, step: Step) -> None:
-        """Nothing."""
+        return None
 
     def curvature(self, step: Step, measured: None) -> "Magnitude":
         return self

@@ -18,7 +18,7 @@ class MaskedWeights:
     `other_masks` are those given for parameters that are not targets, which are passed through.
 
     Raises:
-        ValueError: a mask of no parameter, or of another shape or type; targets on several devices.
+        ValueError: a mask does not fit, or the targets are on several devices.
     """
 
     def __init__(self, model: nn.Module, targets: Mapping[str, Tensor], masks: Masks = None):
@@ -30,9 +30,7 @@ class MaskedWeights:
         layout = ParameterLayout(model, list(targets), masks)
         kept = layout.unflatten(torch.ones(layout.dim, dtype=torch.bool, device=layout.device))
         self.masks = {name: mask.clone() for name, mask in kept.items()}
-        self.other_masks = {
-            key: mask for key, mask in (masks or {}).items() if isinstance(key, str) and key not in self.masks
-        }
+        self.other_masks = {k: m for k, m in (masks or {}).items() if isinstance(k, str) and k not in self.masks}
 
     @property
     def device(self) -> torch.device:
@@ -44,14 +42,11 @@ class MaskedWeights:
         return 1 - kept / sum(mask.numel() for mask in self.masks.values())
 
     def layout(self) -> ParameterLayout:
-        """The coordinates that are left."""
         return ParameterLayout(self.model, list(self.targets), self.masks)
 
     def vector(self, layout: ParameterLayout) -> Float[Tensor, " d"]:
         """The kept weights in a row, in float64."""
-        row = torch.empty(layout.dim, dtype=torch.float64, device=layout.device)
-        layout.flatten([tensor.detach() for tensor in layout.tensors], row)
-        return row
+        return self.row_of(layout, {name: tensor.detach().double() for name, tensor in self.targets.items()})
 
     def row_of(self, layout: ParameterLayout, values: Mapping[str, Tensor]) -> Tensor:
         """One value per weight, in the coordinates of the layout."""
@@ -88,13 +83,10 @@ class MaskedWeights:
 def choose_targets(model: nn.Module, targets: Names = None, ignore: Names = None) -> dict[str, Tensor]:
     """{name: parameter}, in the model's order; tied weights once, by their first name.
 
-    Both take names or `"re:..."` patterns (by `re.search`). `targets=None` is every trainable parameter of two or more
-    dimensions that is not an embedding; `ignore` leaves parameters out, whatever `targets` says.
-
     Raises:
         ValueError: a name or pattern matches nothing, or there is nothing left to prune.
     """
-    every = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
+    every = {name: t for name, t in model.named_parameters() if t.requires_grad and t.is_floating_point()}
     if targets is None:
         kinds = nn.Embedding | nn.EmbeddingBag
         embeddings = {id(module.weight) for module in model.modules() if isinstance(module, kinds)}
@@ -102,13 +94,11 @@ def choose_targets(model: nn.Module, targets: Names = None, ignore: Names = None
     else:
         wanted = matching_ids(model, targets, "targets")
     left_out = set() if ignore is None else matching_ids(model, ignore, "ignore")
-    chosen: dict[str, Tensor] = {
-        name: t for name, t in every.items() if id(t) in wanted - left_out and t.is_floating_point()
-    }
+    chosen: dict[str, Tensor] = {name: tensor for name, tensor in every.items() if id(tensor) in wanted - left_out}
     if not chosen:
         raise ValueError(
-            "there is nothing to prune: targets and ignore leave no trainable parameter (by default those of two or "
-            f"more dimensions that are not embeddings); the model has {some(dict(model.named_parameters()))}"
+            "there is nothing to prune: targets (by default matrices and kernels, no embeddings) and ignore leave no "
+            f"trainable parameter; the model has {some(dict(model.named_parameters()))}"
         )
     return chosen
 

@@ -1,15 +1,13 @@
 """Rows with their columns on several devices of one process: each multiplies its own, and only m numbers meet."""
 
 from collections.abc import Sequence
-from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mfac.pages import Pages
-from mfac.windows.compressed import MadeColumns
 from mfac.windows.rows import ChosenColumns, Kind, Rows, SavedRows, SideBySide, StoredRow
 
 
@@ -22,28 +20,16 @@ def device_widths(kind: Kind, dim: int, count: int) -> list[int]:
     return [min(width, dim - start) for start in range(0, dim, width)]
 
 
-class DeviceRows:
+class DeviceRows(Rows):
     """Pieces of the columns, one per device; vectors are expected and returned on the first."""
 
-    def __init__(self, pieces: Sequence[Rows], devices: Sequence[torch.device]):
+    def __init__(self, pieces: Sequence[Rows]):
         self.pieces = list(pieces)
-        self.devices = list(devices)
-        self.kind = self.pieces[0].kind
-        self.dtype = self.pieces[0].dtype
-
-    @property
-    def widths(self) -> list[int]:
-        """The number of columns of each piece."""
-        return [piece.shape[1] for piece in self.pieces]
-
-    @property
-    def spans(self) -> list[tuple[int, int]]:
-        """(start, stop) of the columns of each piece."""
-        return [(sum(self.widths[:i]), sum(self.widths[: i + 1])) for i in range(len(self.pieces))]
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.pieces[0].shape[0], sum(self.widths)
+        first = self.pieces[0]
+        self.kind, self.dtype, self.device = first.kind, first.dtype, first.device
+        self.widths = [piece.shape[1] for piece in self.pieces]
+        self.shape = first.shape[0], sum(self.widths)
+        self._spans = [(end - width, end) for width, end in zip(self.widths, accumulate(self.widths), strict=True)]
 
     def compiled(self, dtype: torch.dtype) -> bool:
         return any(piece.compiled(dtype) for piece in self.pieces)
@@ -61,8 +47,7 @@ class DeviceRows:
         return self._sum([piece.project(n, part, dtype) for piece, part in parts])  # all devices work at once
 
     def combine(self, a: Float[Tensor, "n *k"], dtype: torch.dtype) -> Float[Tensor, "d *k"]:
-        pairs = zip(self.pieces, self.devices, strict=True)
-        return self._join([piece.combine(a.to(device), dtype) for piece, device in pairs])
+        return self._join([piece.combine(a.to(piece.device), dtype) for piece in self.pieces])
 
     def gram(self, n: int, dtype: torch.dtype) -> Float[Tensor, "n n"]:
         return self._sum([piece.gram(n, dtype) for piece in self.pieces])
@@ -70,16 +55,23 @@ class DeviceRows:
     def row(self, k: int) -> Float[Tensor, " d"]:
         return self._join([piece.row(k) for piece in self.pieces])
 
-    def dense(self) -> Float[Tensor, "m d"]:
-        return self._join([piece.dense() for piece in self.pieces], dim=1)
+    def columns(self, n: int, start: int, stop: int) -> Float[Tensor, "n columns"]:
+        inside = [
+            piece.columns(n, max(start, first) - first, min(stop, last) - first)
+            for piece, (first, last) in zip(self.pieces, self._spans, strict=True)
+            if first < stop and last > start
+        ]
+        return self._join(inside, dim=1)
 
-    def pages(self, n: int) -> Pages:
-        """Columns are brought to the first device when they are asked for."""
-        load, gather = partial(self._columns, n), partial(self._gather, n)
-        return MadeColumns.pages(self.shape[1], load, gather)
+    def gather(self, n: int, indices: Int[Tensor, " c"]) -> Float[Tensor, "n c"]:
+        out = torch.empty(n, len(indices), dtype=self.dtype, device=self.device)
+        for piece, (first, last) in zip(self.pieces, self._spans, strict=True):
+            inside = (indices >= first) & (indices < last)
+            out[:, inside] = piece.gather(n, (indices[inside] - first).to(piece.device)).to(out.device)
+        return out
 
     def widened(self, extra: int) -> Rows:
-        return DeviceRows([*self.pieces[:-1], self.pieces[-1].widened(extra)], self.devices)
+        return DeviceRows([*self.pieces[:-1], self.pieces[-1].widened(extra)])
 
     def state(self) -> Tensor | dict[str, Any]:
         """A matrix, copied to the CPU, where all pieces are matrices; otherwise the states of the pieces."""
@@ -91,33 +83,18 @@ class DeviceRows:
 
     def load(self, saved: SavedRows, n: int) -> bool:
         """Piece by piece where they were cut alike; otherwise the columns of each piece from whole rows."""
-        parts: Sequence[SavedRows] = [ChosenColumns(saved, [span]) for span in self.spans]
+        parts: Sequence[SavedRows] = [ChosenColumns(saved, [span]) for span in self._spans]
         if isinstance(saved, SideBySide):
-            widths = [part.shape[1] for part in saved.pieces if hasattr(part, "shape")]
+            widths = [part.shape[1] for part in saved.pieces if isinstance(part, Rows)]
             parts = saved.pieces if widths == self.widths else parts
         converted = [piece.load(part, n) for piece, part in zip(self.pieces, parts, strict=True)]
         return any(converted)
 
-    def _columns(self, n: int, start: int, stop: int) -> Float[Tensor, "n columns"]:
-        inside = [
-            piece.pages(n).load(slice(max(start, first) - first, min(stop, last) - first))
-            for piece, (first, last) in zip(self.pieces, self.spans, strict=True)
-            if first < stop and last > start
-        ]
-        return self._join(inside, dim=1)
-
-    def _gather(self, n: int, indices: Int[Tensor, " c"]) -> Float[Tensor, "n c"]:
-        out = torch.empty(n, len(indices), dtype=self.dtype, device=self.devices[0])
-        for piece, device, (first, last) in zip(self.pieces, self.devices, self.spans, strict=True):
-            inside = (indices >= first) & (indices < last)
-            out[:, inside] = piece.pages(n).gather((indices[inside] - first).to(device)).to(out.device)
-        return out
-
     def _split(self, x: Float[Tensor, "d *k"]) -> list[Tensor]:
-        return [part.to(device) for part, device in zip(x.split(self.widths), self.devices, strict=True)]
+        return [part.to(piece.device) for part, piece in zip(x.split(self.widths), self.pieces, strict=True)]
 
     def _join(self, parts: Sequence[Tensor], dim: int = 0) -> Tensor:
-        return torch.cat([part.to(self.devices[0]) for part in parts], dim)
+        return torch.cat([part.to(self.device) for part in parts], dim)
 
     def _sum(self, parts: Sequence[Tensor]) -> Tensor:
-        return torch.stack([part.to(self.devices[0]) for part in parts]).sum(0)
+        return torch.stack([part.to(self.device) for part in parts]).sum(0)

@@ -5,7 +5,7 @@ numbers whatever the arithmetic.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mfac.windows import native
-from mfac.windows.compressed import CompressedRows
-from mfac.windows.rows import Rows, SavedRows, StoredRow, check_fits
+from mfac.windows.rows import Rows, SavedRows, StoredRow
 
 LARGEST = 127
 SPARE_BITS = 0xFF  # of a float32 mantissa: 24 bits, less the 16 of a scale
@@ -60,18 +59,19 @@ class Int8:
         return Int8Rows(self, codes, torch.zeros(self.blocks(dim), num_grads, device=device))
 
 
-class Int8Rows(CompressedRows):
+class Int8Rows(Rows):
     """Codes [m, d] and scales [blocks, m].
 
     Products never multiply codes by scales: within a block a row has one scale, and that multiplies the coefficient
     that goes in (Gᵀa) or the sum that comes out (Gx).
     """
 
-    dtype = torch.float32
+    kind: Int8
 
     def __init__(self, kind: Int8, codes: Tensor, scales: Float[Tensor, "blocks m"], written: int = 0):
         self.kind = kind
         self.shape = codes.shape[0], codes.shape[1]
+        self.device = codes.device
         self._codes = codes
         self._scales = scales
         self._written = written  # numbers the draws of stochastic rounding
@@ -127,8 +127,8 @@ class Int8Rows(CompressedRows):
         return Int8Rows(self.kind, codes, F.pad(self._scales, (0, 0, 0, more)), self._written)
 
     def state(self) -> dict[str, Any]:
-        kind = {"block": self.kind.block, "stochastic": self.kind.stochastic, "seed": self.kind.seed}
-        return {"kind": "int8", **kind, "written": self._written, "codes": self._codes, "scales": self._scales}
+        stored = {"written": self._written, "codes": self._codes, "scales": self._scales}
+        return {"kind": "int8", **asdict(self.kind), **stored}
 
     @classmethod
     def of_state(cls, state: dict[str, Any]) -> "Int8Rows":
@@ -148,12 +148,8 @@ class Int8Rows(CompressedRows):
             self._scales.copy_(saved._scales)
             self._written = saved._written
             return False
-        device = self._codes.device
-        check_fits(self, saved, n, lambda row: self.encode(row.to(device)))
-        self._codes.zero_()
-        self._scales.zero_()
-        for k in range(n):
-            self.write(k, self.encode(saved.row(k).to(device)))
+        self._store(saved, n, self.encode)
+        self._codes[n:], self._scales[:, n:] = 0, 0
         return True
 
     def _dequantized(self, codes: Tensor, scales: Float[Tensor, " blocks"]) -> Float[Tensor, " d"]:

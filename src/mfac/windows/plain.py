@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from mfac import products
 from mfac.pages import Pages
 from mfac.windows import native
-from mfac.windows.rows import Rows, SavedRows, StoredRow, check_fits
+from mfac.windows.rows import Rows, SavedRows, StoredRow
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -31,20 +32,18 @@ class Plain:
         G = torch.zeros(num_grads, dim, dtype=self.dtype, device=device)
         if G.numel() >= native.LEAST_NUMBERS:
             native.available(G)  # compiles now, not in the first step
-        return PlainRows(self, G)
+        return PlainRows(G)
 
 
-class PlainRows:
+class PlainRows(Rows):
     """A matrix [m, d]; `native` or `products` convert it as they read it where the arithmetic is in another dtype."""
 
-    def __init__(self, kind: Plain, G: Float[Tensor, "m d"]):
-        self.kind = kind
+    def __init__(self, G: Float[Tensor, "m d"]):
+        self.kind = Plain(G.dtype)
+        self.shape = G.shape[0], G.shape[1]
         self.dtype = G.dtype
+        self.device = G.device
         self._G = G
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self._G.shape[0], self._G.shape[1]
 
     def compiled(self, dtype: torch.dtype) -> bool:
         return dtype != self.dtype and native.available(self._G)
@@ -69,23 +68,22 @@ class PlainRows:
     def row(self, k: int) -> Float[Tensor, " d"]:
         return self._G[k]
 
-    def dense(self) -> Float[Tensor, "m d"]:
-        return self._G
+    def columns(self, n: int, start: int, stop: int) -> Float[Tensor, "n columns"]:
+        return self._G[:n, start:stop]
+
+    def gather(self, n: int, indices: Int[Tensor, " c"]) -> Float[Tensor, "n c"]:
+        return self._G[:n, indices]
 
     def pages(self, n: int) -> Pages:
-        return Pages(self._G[:n], self._G.device)
+        return Pages(self._G[:n], self.device)
 
     def widened(self, extra: int) -> Rows:
-        return PlainRows(self.kind, torch.nn.functional.pad(self._G, (0, extra)))
+        return PlainRows(F.pad(self._G, (0, extra)))
 
     def state(self) -> Float[Tensor, "m d"]:
         return self._G
 
     def load(self, saved: SavedRows, n: int) -> bool:
-        converted = saved.kind != self.kind
-        if converted:
-            check_fits(self, saved, n, self.encode)
+        self._store(saved, n, self.encode)
         self._G[n:] = 0
-        for k in range(n):
-            self._G[k] = saved.row(k)
-        return converted
+        return saved.kind != self.kind

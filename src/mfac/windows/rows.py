@@ -1,14 +1,17 @@
 """The interface that all storages of a window share, and rows that are read from a saved state."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from mfac.pages import Pages
+from mfac import products
+from mfac.pages import WIDE_PIECE, MadeColumns, Pages
 
 
 class Kind(Protocol):
@@ -18,8 +21,7 @@ class Kind(Protocol):
     def name(self) -> str:
         """What to pass as `window`, for messages."""
 
-    def bytes(self, num_grads: int, dim: int) -> int:
-        """Memory of `num_grads` rows, with everything they share."""
+    def bytes(self, num_grads: int, dim: int) -> int: ...
 
     def build(self, num_grads: int, dim: int, device: torch.device) -> "Rows":
         """Rows of zeros."""
@@ -42,56 +44,82 @@ class SavedRows(Protocol):
     def row(self, k: int) -> Float[Tensor, " d"]: ...
 
 
-class Rows(Protocol):
-    """The m x d matrix G as stored. Every answer is exact for these numbers, not for those they were made from."""
+class Rows(ABC):
+    """The m x d matrix G as stored. Every answer is exact for these numbers, not for those they were made from.
 
-    @property
-    def kind(self) -> Kind: ...
+    Products are with the first n rows, computed in `dtype`: Gx and GGᵀ are returned in float64, Gᵀa in `dtype`.
+    """
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of `row` and `pages`, which holds every stored number."""
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(m, d)."""
+    kind: Kind
+    shape: tuple[int, int]
+    dtype: torch.dtype = torch.float32  # of rows and columns that are read; holds every stored number
+    device: torch.device
 
     def compiled(self, dtype: torch.dtype) -> bool:
         """Whether products with a vector in `dtype` are made by compiled code."""
+        return False
 
+    @abstractmethod
     def encode(self, g: Float[Tensor, " d"]) -> StoredRow:
         """What `write` would store; nothing changes. A number that the storage cannot hold is not finite in it."""
 
+    @abstractmethod
     def write(self, k: int, stored: StoredRow) -> None: ...
 
-    # Products with the first n rows, computed in `dtype`: G x and G Gᵀ are returned in float64, Gᵀ a in `dtype`.
-
+    @abstractmethod
     def project(self, n: int, x: Float[Tensor, "d *k"], dtype: torch.dtype) -> Float[Tensor, "n *k"]: ...
 
+    @abstractmethod
     def combine(self, a: Float[Tensor, "n *k"], dtype: torch.dtype) -> Float[Tensor, "d *k"]: ...
 
-    def gram(self, n: int, dtype: torch.dtype) -> Float[Tensor, "n n"]: ...
+    def gram(self, n: int, dtype: torch.dtype) -> Float[Tensor, "n n"]:
+        step, d = max(1, products.TILE // n), self.shape[1]
+        pieces = (self.columns(n, start, min(start + step, d)) for start in range(0, d, step))
+        return sum((products.gram(piece, dtype) for piece in pieces), torch.zeros(()))
 
+    @abstractmethod
     def row(self, k: int) -> Float[Tensor, " d"]: ...
 
-    def dense(self) -> Float[Tensor, "m d"]:
-        """All rows: the storage's own memory where that is a matrix, a new matrix otherwise."""
+    @abstractmethod
+    def columns(self, n: int, start: int, stop: int) -> Float[Tensor, "n columns"]:
+        """Consecutive columns of the first n rows: a view where the storage is a matrix, new memory otherwise."""
+
+    @abstractmethod
+    def gather(self, n: int, indices: Int[Tensor, " c"]) -> Float[Tensor, "n c"]:
+        """Single columns of the first n rows."""
 
     def pages(self, n: int) -> Pages:
         """The first n rows, by columns."""
+        made = MadeColumns((n, self.shape[1]), self.dtype, partial(self.columns, n), partial(self.gather, n))
+        return Pages(made, self.device, max(1, WIDE_PIECE // n))
 
+    @abstractmethod
     def widened(self, extra: int) -> "Rows":
         """These rows with `extra` columns of zeros behind the others."""
 
+    @abstractmethod
     def state(self) -> Tensor | dict[str, Any]:
         """Everything to save, in the storage's own memory: a matrix, or a dict that `saved_rows` can read."""
 
+    @abstractmethod
     def load(self, saved: SavedRows, n: int) -> bool:
         """Takes over n saved rows; returns whether they had to be converted.
 
         Raises:
             ValueError: a row has numbers that this storage cannot hold. Nothing has changed.
         """
+
+    def _store(self, saved: SavedRows, n: int, encode: Callable[[Tensor], StoredRow]) -> None:
+        """Encodes and writes n saved rows, if this storage can hold all of them."""
+        for k in range(n):
+            stored = encode(saved.row(k).to(self.device))
+            if not bool(torch.linalg.vector_norm(stored.dense, dtype=torch.float64).isfinite()):
+                raise ValueError(
+                    f"row {k} of the saved window, stored in {saved.kind.name}, has numbers that {self.kind.name} "
+                    "cannot hold; load it into a window of a wider range, such as window=torch.bfloat16"
+                )
+        for k in range(n):
+            self.write(k, encode(saved.row(k).to(self.device)))
 
 
 class SideBySide:
@@ -107,12 +135,7 @@ class SideBySide:
 
 
 class ChosenColumns:
-    """Saved rows with their columns in another order, and zeros where columns are missing.
-
-    Args:
-        saved: the rows.
-        spans: (start, stop) of saved columns, or a number of zeros.
-    """
+    """Saved rows with their columns in another order; a span is a (start, stop) of them, or a number of zeros."""
 
     def __init__(self, saved: SavedRows, spans: Sequence[tuple[int, int] | int]):
         self.kind = saved.kind
@@ -122,14 +145,3 @@ class ChosenColumns:
     def row(self, k: int) -> Float[Tensor, " d"]:
         row = self._saved.row(k)
         return torch.cat([row.new_zeros(span) if isinstance(span, int) else row[slice(*span)] for span in self._spans])
-
-
-def check_fits(rows: Rows, saved: SavedRows, n: int, encode: Callable[[Tensor], StoredRow]) -> None:
-    """Raises ValueError where a saved row has numbers that `rows` cannot hold."""
-    for k in range(n):
-        stored = encode(saved.row(k))
-        if not bool(torch.linalg.vector_norm(stored.dense, dtype=torch.float64).isfinite()):
-            raise ValueError(
-                f"row {k} of the saved window, stored in {saved.kind.name}, has numbers that {rows.kind.name} cannot "
-                "hold; load it into a window of a wider range, such as window=torch.bfloat16"
-            )

@@ -64,25 +64,23 @@ def check_memory(num_grads: int, dim: int, kind: Kind, device: torch.device) -> 
 
 def build_rows(kind: Kind, num_grads: int, dim: int, devices: Sequence[torch.device]) -> Rows:
     """Rows of zeros, with their columns on one device or several; MemoryError where one has too little memory."""
-    widths = [dim] if len(devices) == 1 else device_widths(kind, dim, len(devices))
-    places = list(zip(widths, devices[: len(widths)], strict=True))
+    places = list(zip(device_widths(kind, dim, len(devices)), devices, strict=False))
     for width, device in places:
         check_memory(num_grads, width, kind, device)
     pieces = [kind.build(num_grads, width, device) for width, device in places]
-    return pieces[0] if len(pieces) == 1 else DeviceRows(pieces, [device for _, device in places])
+    return pieces[0] if len(pieces) == 1 else DeviceRows(pieces)
 
 
-def check_wider(rows: Rows, extra: int, device: torch.device) -> None:
+def check_wider(rows: Rows, extra: int) -> None:
     """Raises MemoryError without room for `extra` more columns; the wider rows are made beside the present ones."""
-    if isinstance(rows, DeviceRows):
-        device, rows = rows.devices[-1], rows.pieces[-1]
-    check_memory(rows.shape[0], rows.shape[1] + extra, rows.kind, device)
+    rows = rows.pieces[-1] if isinstance(rows, DeviceRows) else rows
+    check_memory(rows.shape[0], rows.shape[1] + extra, rows.kind, rows.device)
 
 
 def saved_rows(rows: Any) -> SavedRows:
     """Reads the rows of a state: a matrix, a list of pieces of its columns, or a dict; or `SavedRows` already."""
     if isinstance(rows, Tensor):
-        return PlainRows(Plain(rows.dtype), rows)
+        return PlainRows(rows)
     if isinstance(rows, list):
         return SideBySide([saved_rows(piece) for piece in rows])
     if not isinstance(rows, dict):

@@ -14,8 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from mfac.windows.compressed import CompressedRows
-from mfac.windows.rows import Rows, SavedRows, StoredRow, check_fits
+from mfac.windows.rows import Rows, SavedRows, StoredRow
 
 LONGEST_BLOCK = 1 << 15  # int16 can index all of its columns
 TILE = 1 << 19  # entries gathered at a time
@@ -70,25 +69,23 @@ class TopK:
         return TopKRows(self, indices, values, torch.zeros(dim, device=device))
 
 
-class TopKRows(CompressedRows):
+class TopKRows(Rows):
     """Indices within their block and values, [m, entries], entries by block; products gather and scatter.
 
     An unused entry (of a row of zeros) has the index 0 and the value 0, and changes no sum.
     """
 
-    dtype = torch.float32
+    kind: TopK
 
     def __init__(self, kind: TopK, indices: Tensor, values: Tensor, error: Float[Tensor, " d"]):
         self.kind = kind
         self.shape = len(indices), len(error)
+        self.device = error.device
         self._indices = indices
         self._values = values
         self._error = error
         entries = torch.arange(indices.shape[1], device=error.device)
         self._starts = entries // kind.kept(kind.block) * kind.block  # the first column of every entry's block
-
-    def compiled(self, dtype: torch.dtype) -> bool:
-        return False
 
     def encode(self, g: Float[Tensor, " d"]) -> StoredRow:
         """The largest entries of g plus the error; the rest becomes the error when the row is written."""
@@ -157,11 +154,8 @@ class TopKRows(CompressedRows):
             self._indices.copy_(saved._indices)
             self._values.copy_(saved._values)
         else:
-            check_fits(self, saved, n, lambda row: self._encode(row.to(self._error)))
-            self._indices.zero_()
-            self._values.zero_()
-            for k in range(n):
-                self._indices[k], self._values[k], _ = self._encode(saved.row(k).to(self._error)).parts
+            self._store(saved, n, lambda row: self._encode(row.float()))
+            self._indices[n:], self._values[n:] = 0, 0
         self._error = torch.zeros_like(self._error) if error is None else error.to(self._error, copy=True)
         return converted
 

@@ -10,12 +10,12 @@ from mfac import __version__
 from mfac.app import demo as tour
 from mfac.app.cli.commands import plan, prune, train
 from mfac.app.cli.display import ProgressDisplay, show_run
-from mfac.app.cli.errors import reported
-from mfac.app.cli.options import AsJson
+from mfac.app.cli.options import AsJson, command
 from mfac.app.report import write_page
 from mfac.app.runs.folder import read_run
 from mfac.app.tasks import write_template
 
+TASK_FILE, DEMO_FOLDER = Path("task.py"), Path("mfac-demo")
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
 
@@ -42,6 +42,7 @@ def overview(
     """
 
 
+@command()
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, or run.json files.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")] = Path("report.html"),
@@ -61,10 +62,9 @@ def report(
     typer.echo(json.dumps({"report": str(out), "runs": list(map(str, runs))}) if as_json else f"Report: {out}")
 
 
+@command()
 def init(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; it must end in .py.")] = Path(
-        "task.py"
-    ),
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write, which ends in .py.")] = TASK_FILE,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a complete task file, to be edited for your own model and data.
@@ -78,10 +78,9 @@ def init(
     typer.echo(f"Wrote {file}. It works as it is: try `mfac prune {file}`, then put in your own model and data.")
 
 
+@command()
 def demo(
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for the two runs and the report.")] = Path(
-        "mfac-demo"
-    ),
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for the runs and the report.")] = DEMO_FOLDER,
 ) -> None:
     """Prune and train a small network on handwritten digits, with M-FAC and with the usual baselines.
 
@@ -92,12 +91,12 @@ def demo(
     for record in records:
         show_run(record)
         typer.echo("")
-    tour.plot(*records, out / "demo.png")
+    tour.plot(records, out / "demo.png")
     page = (out / "report.html").resolve()
     title = "mfac demo: handwritten digits, pruned and trained"
-    write_page(list(records), page, title, folders=[out / "prune", out / "train"])
+    write_page(records, page, title, folders=[out / record["kind"] for record in records])
     typer.echo(f"Report: {page}")
 
 
-for command in (prune, train, plan, report, init, demo):
-    app.command()(reported(command))
+for function in (prune, train, plan, report, init, demo):
+    app.command()(function)

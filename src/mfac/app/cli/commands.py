@@ -1,5 +1,6 @@
 """The commands on a task: `mfac prune`, `mfac train` and `mfac plan`."""
 
+import inspect
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,11 +9,12 @@ import typer
 
 from mfac.app.cli.display import ProgressDisplay, show_run
 from mfac.app.cli.options import RUN_PANEL as RUN
-from mfac.app.cli.options import AsJson, Fresh, Out, TaskArgument, command_line, number_or_word, option, with_options
-from mfac.app.plan import make_plan
+from mfac.app.cli.options import AsJson, Fresh, Out, TaskArgument, command, command_line, number_or_word, option
+from mfac.app.plan import plan_pruning, plan_training
 from mfac.app.report import write_page
 from mfac.app.runs.environment import choose_device
 from mfac.app.runs.folder import REPORT, read_run
+from mfac.app.runs.folder import RUN as RECORD
 from mfac.app.runs.optimizers import DEFAULTS, OPTIMIZERS, WINDOWS, OptimizerSettings
 from mfac.app.runs.pruning import SCHEDULES, PruningSettings
 from mfac.app.runs.run import run_task
@@ -24,33 +26,34 @@ from mfac.pruning.prune import prune as library_prune
 
 WHAT, HOW, GRADUAL, OPTIMIZER, LENGTH = "What is pruned", "How it is chosen", "Gradual pruning", "Optimizers", "Length"
 FOR_PRUNE, FOR_TRAIN = "For mfac prune", "For mfac train"
-FISHERS = ("empirical", "sampled")
 GRADUAL_RECOMPUTATIONS = 4
-EACH = "VALUE|NAME=VALUE"
-NAMES = ("mfac", "sgd")
+NAMES = {"targets": "--target", "ignore": "--ignore"}
+COMPARED = ("mfac", "sgd")
+EACH = ("lr", "momentum", "weight_decay")  # given to all optimizers, or to one by name
+OURS = DEFAULTS["mfac"]
+Settings = PruningSettings | TrainingSettings
 
 # The options of `mfac.prune` that are options of the command, too.
 LIBRARY = (
     option(library_prune, "pattern", str, WHAT),
     option(library_prune, "scope", str, WHAT, choices=SCOPES),
-    option(library_prune, "targets", list[str], WHAT, flag="--target"),
-    option(library_prune, "ignore", list[str], WHAT),
+    *(option(library_prune, name, list[str], WHAT, flag=flag) for name, flag in NAMES.items()),
     option(
         library_prune, "recomputations", int, HOW, default=None, min=1,
         show_default=f"{PruningOptions().recomputations}, or {GRADUAL_RECOMPUTATIONS} with --gradual",
     ),
     option(library_prune, "num_grads", int, HOW, min=1),
-    option(library_prune, "block_size", str, HOW, parse=number_or_word),
-    option(library_prune, "damping", str, HOW, parse=number_or_word),
+    option(library_prune, "block_size", str, HOW, callback=number_or_word),
+    option(library_prune, "damping", str, HOW, callback=number_or_word),
     option(library_prune, "update", str, HOW, choices=UPDATES),
     option(library_prune, "order", str, HOW, choices=ORDERS),
     option(library_prune, "per_sample", bool, HOW),
-    option(library_prune, "fisher", str, HOW, choices=FISHERS),
+    option(library_prune, "fisher", str, HOW, choices=("empirical", "sampled")),
     option(library_prune, "rows_dir", str, HOW, metavar="FOLDER"),
 )  # fmt: skip
 
 
-@with_options(
+@command(
     option(PruningSettings, "sparsities", list[float], WHAT, flag="--sparsity", min=0, max=1, show_default="0.9"),
     *LIBRARY[:4],
     option(PruningSettings, "methods", list[str], HOW, flag="--method", choices=METHODS),
@@ -83,7 +86,7 @@ def prune(
     """
     if given["gradual"]:
         given.setdefault("recomputations", GRADUAL_RECOMPUTATIONS)
-    names = [item.parameter.name for item in LIBRARY]
+    names = [item.name for item in LIBRARY]
     options = PruningOptions(**{name: given.pop(name) for name in names if name in given})
     _run(ctx, load_task(task), PruningSettings(options, **given), out, fresh, as_json)
 
@@ -107,15 +110,17 @@ def _by_name(key: str, given: tuple[str, ...], names: tuple[str, ...]) -> dict[s
     return values
 
 
-@with_options(
-    option(TrainingSettings, "optimizers", list[str], OPTIMIZER, flag="--optimizer", default=NAMES, choices=OPTIMIZERS),
-    *(
-        option(OptimizerSettings, key, list[str], OPTIMIZER, metavar=EACH, show_default=_defaults(key))
-        for key in ("lr", "momentum", "weight_decay")
+@command(
+    option(
+        TrainingSettings, "optimizers", list[str], OPTIMIZER, flag="--optimizer", default=COMPARED, choices=OPTIMIZERS
     ),
-    option(OptimizerSettings, "num_grads", int, OPTIMIZER, min=1, default=DEFAULTS["mfac"]["num_grads"]),
-    option(OptimizerSettings, "damping", float, OPTIMIZER, min=0, default=DEFAULTS["mfac"]["damping"]),
-    option(OptimizerSettings, "window", str, OPTIMIZER, choices=tuple(WINDOWS), default=DEFAULTS["mfac"]["window"]),
+    *(
+        option(OptimizerSettings, key, list[str], OPTIMIZER, metavar="VALUE|NAME=VALUE", show_default=_defaults(key))
+        for key in EACH
+    ),
+    option(OptimizerSettings, "num_grads", int, OPTIMIZER, min=1, default=OURS["num_grads"]),
+    option(OptimizerSettings, "damping", float, OPTIMIZER, min=0, default=OURS["damping"]),
+    option(OptimizerSettings, "window", str, OPTIMIZER, choices=tuple(WINDOWS), default=OURS["window"]),
     option(TrainingSettings, "schedule", str, OPTIMIZER, choices=TRAINING_SCHEDULES),
     option(TrainingSettings, "epochs", int, LENGTH, min=1),
     option(TrainingSettings, "steps", int, LENGTH, min=1),
@@ -139,70 +144,48 @@ def train(
       mfac train digits --optimizer mfac --optimizer sgd --optimizer adam --seed 0 --seed 1
       mfac train task.py --optimizer mfac --optimizer task --lr mfac=1.0 --damping 0.05 --epochs 20
     """
-    names = given.pop("optimizers", NAMES)
-    by_name = {key: _by_name(key, given.pop(key, ()), names) for key in ("lr", "momentum", "weight_decay")}
-    shared = {key: given.pop(key) for key in ("num_grads", "damping", "window")}
-    optimizers = []
-    for name in names:
-        own: dict[str, Any] = {key: values.get(name) for key, values in by_name.items()}
-        optimizers.append(OptimizerSettings(name, **own, **shared))
-    _run(ctx, load_task(task), TrainingSettings(tuple(optimizers), **given), out, fresh, as_json)
+    names = given.pop("optimizers", COMPARED)
+    by_name = {key: _by_name(key, given.pop(key, ()), names) for key in EACH}
+    shared: dict[str, Any] = {key: given.pop(key) for key in ("num_grads", "damping", "window")}
+    own: dict[str, dict[str, Any]] = {name: {key: by_name[key].get(name) for key in EACH} for name in names}
+    optimizers = tuple(OptimizerSettings(name, **own[name], **shared) for name in names)
+    _run(ctx, load_task(task), TrainingSettings(optimizers, **given), out, fresh, as_json)
 
 
-def _run(
-    ctx: typer.Context,
-    task: Task,
-    settings: PruningSettings | TrainingSettings,
-    out: Path | None,
-    fresh: bool,
-    as_json: bool,
-) -> None:
-    """Runs, writes the report, and shows the results.
-
-    Raises:
-        KeyboardInterrupt: it was interrupted; the message says how to resume.
-    """
+def _run(ctx: typer.Context, task: Task, settings: Settings, out: Path | None, fresh: bool, as_json: bool) -> None:
+    """Runs, writes the report, and shows the results; an interruption says how to resume."""
     folder = out or Path("runs") / f"{task.name}-{settings.kind}"
-    was_finished = not fresh and bool((_partial_record(folder) or {}).get("finished"))
+    report = folder / REPORT
     try:
         with ProgressDisplay() as watcher:
             record = run_task(task, settings, folder, command=command_line(ctx), fresh=fresh, watcher=watcher)
     except KeyboardInterrupt:
-        present = _partial_record(folder)
-        if present and present["cells"]:
-            write_page([present], folder / REPORT)
-        shown = f" ({folder / REPORT})" if present and present["cells"] else ""
+        so_far, shown = read_run(folder) if (folder / RECORD).exists() else {}, ""
+        if so_far.get("cells"):
+            write_page([so_far], report)
+            shown = f" ({report})"
         raise KeyboardInterrupt(f"results so far are in {folder}{shown}; the same command resumes the run") from None
-    write_page([record], folder / REPORT)
+    write_page([record], report)
     if as_json:
-        typer.echo(json.dumps({**record, "folder": str(folder), "report": str(folder / REPORT)}, allow_nan=False))
+        typer.echo(json.dumps({**record, "folder": str(folder), "report": str(report)}, allow_nan=False))
         return
-    if was_finished:
+    if not watcher.is_used:
         typer.echo(f"{folder} is already finished; --fresh starts it over.")
     show_run(record)
-    typer.echo(f"Report: {folder / REPORT}")
+    typer.echo(f"Report: {report}")
 
 
-def _partial_record(folder: Path) -> dict[str, Any] | None:
-    """The record in the folder, if there is a valid one."""
-    try:
-        return read_run(folder)
-    except (ValueError, OSError):
-        return None
-
-
-@with_options(
-    option(make_plan, "num_grads", int, min=1),
-    option(make_plan, "block_size", str, FOR_PRUNE, parse=number_or_word),
-    option(make_plan, "recomputations", int, FOR_PRUNE, min=1),
-    option(make_plan, "sparsity", float, FOR_PRUNE, min=0, max=1),
-    option(make_plan, "targets", list[str], FOR_PRUNE, flag="--target"),
-    option(make_plan, "ignore", list[str], FOR_PRUNE),
-    option(make_plan, "per_sample", bool, FOR_PRUNE),
-    option(make_plan, "on_disk", bool, FOR_PRUNE),
-    option(make_plan, "window", str, FOR_TRAIN, choices=tuple(WINDOWS), show_default="as the weights"),
-    option(make_plan, "momentum", float, FOR_TRAIN, min=0),
-    option(make_plan, "steps", int, FOR_TRAIN, min=1),
+@command(
+    option(plan_pruning, "num_grads", int, min=1),
+    option(library_prune, "block_size", str, FOR_PRUNE, callback=number_or_word),
+    option(library_prune, "recomputations", int, FOR_PRUNE, min=1),
+    option(plan_pruning, "sparsity", float, FOR_PRUNE, min=0, max=1),
+    *(option(library_prune, name, list[str], FOR_PRUNE, flag=flag) for name, flag in NAMES.items()),
+    option(library_prune, "per_sample", bool, FOR_PRUNE),
+    option(plan_pruning, "on_disk", bool, FOR_PRUNE),
+    option(OptimizerSettings, "window", str, FOR_TRAIN, choices=tuple(WINDOWS), show_default="as the weights"),
+    option(OptimizerSettings, "momentum", float, FOR_TRAIN, min=0, default=0.0),
+    option(TrainingSettings, "steps", int, FOR_TRAIN, min=1, default=1000),
     option(PruningSettings, "device", str, RUN),
 )
 def plan(
@@ -227,5 +210,7 @@ def plan(
     device = choose_device(given.pop("device"))
     if "window" in given:
         given["window"] = WINDOWS[given["window"]]
-    figures = make_plan(load_task(task), kind="train" if for_training else "prune", device=device, **given)
+    estimate = plan_training if for_training else plan_pruning
+    arguments = {key: value for key, value in given.items() if key in inspect.signature(estimate).parameters}
+    figures = estimate(load_task(task), device, **arguments)
     typer.echo(json.dumps(figures.as_dict(), indent=1) if as_json else figures.text())

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from mfac import __version__
 from mfac.app.report.overview import run_facts, settings_section, summaries
 from mfac.app.report.record import completed
-from mfac.app.report.sections import prune_sections, train_sections
+from mfac.app.report.sections import result_sections
 from mfac.pruning.atomic_file import replacing
 
 PathLike = str | os.PathLike[str]
@@ -48,20 +48,14 @@ def render_page(runs: list[dict[str, Any]], title: str | None = None, folders: S
         folders = ["."]
     for place, run in enumerate(known):
         run["folder"] = None if folders is None else quote(f"{os.fspath(folders[place])}/").removeprefix("./")
-    kinds = {run["kind"] for run in known}
-    sections = prune_sections(known) if "prune" in kinds else []
-    sections += train_sections(known) if "train" in kinds else []
+    template, style = ((files("mfac.app.report") / name).read_text("utf-8") for name in ("page.html", "style.css"))
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(_resource("page.html")).render(
+    return environment.from_string(template).render(
         title=title or (known[0]["title"] if len(runs) == 1 else f"Comparison of {len(runs)} runs"),
         version=__version__,
-        style=Markup(_resource("style.css")),
-        facts=[run["title"] for run in known] if len(runs) > 1 else list(run_facts(known[0]).values())[:-1],
-        unfinished=[run for run in known if not run.get("finished")],
+        style=Markup(style),
+        facts=[run["title"] for run in known] if len(runs) > 1 else list(run_facts(known[0]).values())[:-2],
+        unfinished=[run for run in known if not run["finished"]],
         summaries=summaries(known),
-        sections=[section for section in [*sections, settings_section(known)] if section.plots or section.tables],
+        sections=[one for one in (*result_sections(known), settings_section(known)) if one.plots or one.tables],
     )
-
-
-def _resource(name: str) -> str:
-    return (files("mfac.app.report") / name).read_text(encoding="utf-8")

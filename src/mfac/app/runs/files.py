@@ -40,17 +40,6 @@ def writing(path: Path) -> Iterator[Path]:
         raise OSError(f"{path} cannot be written: {error}") from error
 
 
-def save_state(state: Mapping[str, Any], path: Path) -> None:
-    """Saves plain values and tensors."""
-    with writing(path) as draft, open(draft, "wb") as file:
-        torch.save(dict(state), file)
-
-
-def load_state(path: Path) -> dict[str, Any] | None:
-    """What `save_state` saved; None if there is no such file."""
-    return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None
-
-
 def save_weights(model: nn.Module, path: Path) -> None:
     """Saves a model's state as safetensors; tied tensors are stored once."""
     with writing(path) as draft:
@@ -65,27 +54,21 @@ def load_checkpoint(path: Path, model: nn.Module) -> None:
     """
     if not path.is_file():
         raise ValueError(f"there is no checkpoint {path}; expected a state_dict saved by torch.save or safetensors")
-    is_compact = False
     try:
-        if path.suffix == ".safetensors":
-            with safe_open(path, framework="pt") as file:
-                is_compact = (file.metadata() or {}).get("format") == FORMAT
+        if path.suffix != ".safetensors":
+            model.load_state_dict({name.removeprefix("module."): value for name, value in _read_torch(path).items()})
+            return
+        with safe_open(path, framework="pt") as file:
+            is_compact = (file.metadata() or {}).get("format") == FORMAT
+        (load_compact(path, model) if is_compact else load_model(model, path))
     except SafetensorError as error:
         raise ValueError(f"{path} is not a complete safetensors file ({error})") from None
-    try:
-        if is_compact:
-            load_compact(path, model)
-        elif path.suffix == ".safetensors":
-            load_model(model, path)
-        else:
-            state = _read_torch(path)
-            model.load_state_dict({name.removeprefix("module."): tensor for name, tensor in state.items()})
     except RuntimeError as error:  # its first line names the model, its second the first difference
         problem = " ".join(line.strip() for line in str(error).splitlines()[1:2]) or str(error)
         raise ValueError(f"{path} does not fit the model: {problem}") from None
 
 
-def _read_torch(path: Path) -> dict[str, Tensor]:
+def _read_torch(path: Path) -> Mapping[str, Tensor]:
     try:
         found: Any = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
@@ -94,12 +77,11 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
             "save model.state_dict() with torch.save instead"
         ) from None
     except (RuntimeError, EOFError, KeyError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"{path} is not a complete file of torch.save ({reason})") from None
-    for key in INNER:
-        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
-            found = found[key]
-            break
+        raise ValueError(
+            f"{path} is not a complete file of torch.save ({(str(error).splitlines() or [''])[0]})"
+        ) from None
+    if isinstance(found, Mapping):
+        found = next((found[key] for key in INNER if isinstance(found.get(key), Mapping)), found)
     if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
         raise ValueError(f"{path} holds a {type(found).__name__} and not a state_dict (name: tensor)")
-    return dict(found)
+    return found

@@ -1,6 +1,7 @@
 """The folder of a run: run.json, which is always complete, and a sub-folder per cell. One process at a time writes."""
 
 import datetime
+import fcntl
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,33 +23,22 @@ class RunFolder:
         self.path = path
         self.record = record
 
-    @property
-    def is_finished(self) -> bool:
-        return self.record["finished"] is not None
-
     def has(self, **facts: Any) -> bool:
         """Whether a cell with these entries is complete."""
-        return any(all(cell.get(key) == value for key, value in facts.items()) for cell in self.record["cells"])
+        return any(facts.items() <= cell.items() for cell in self.record["cells"])
 
-    def cell_folder(self, name: str) -> Path:
-        folder = self.path / name
-        folder.mkdir(exist_ok=True)
-        return folder
-
-    def put(self, key: str, value: Any) -> None:
-        self.save({**self.record, key: value})
-
-    def add(self, cell: Record) -> None:
-        self.put("cells", [*self.record["cells"], cell])
-
-    def finish(self) -> None:
-        self.put("finished", _now())
-
-    def save(self, record: Record) -> None:
+    def put(self, **entries: Any) -> None:
+        record = {**self.record, **entries}
         text = json.dumps(record, indent=1, allow_nan=False) + "\n"
         with writing(self.path / RUN) as draft:
             draft.write_text(text)
         self.record = record  # only now: memory is never ahead of the disk
+
+    def add(self, cell: Record) -> None:
+        self.put(cells=[*self.record["cells"], cell])
+
+    def finish(self) -> None:
+        self.put(finished=_now())
 
 
 @contextmanager
@@ -64,20 +54,19 @@ def open_run(path: Path, description: Record, *, fresh: bool = False) -> Iterato
         raise ValueError(f"{path} is a file; choose another folder (--out)")
     path.mkdir(parents=True, exist_ok=True)
     with _locked(path):
-        present = read_run(path) if (path / RUN).exists() else None
-        if present is None:
+        before = read_run(path) if (path / RUN).exists() else None
+        if before is None:
             _check_empty(path)
-        elif not fresh and _facts(description) != _facts(present):
-            _check_no_results(path, present, description)
-            fresh = True
-        if present is not None and not fresh:
-            yield RunFolder(path, present)
+        elif not fresh and _facts(description) == _facts(before):
+            yield RunFolder(path, before)
             return
-        folder = RunFolder(path, {})
+        elif not fresh and (before["cells"] or any(path.glob(f"*/{STATE}"))):
+            raise ValueError(_differences(path, _facts(before), _facts(description)))
         for file in (path / DENSE, *path.glob(f"*/{STATE}")):  # before the new record, which must not find them
             file.unlink(missing_ok=True)
-        folder.save({"format": FORMAT, **description, "started": _now(), "finished": None, "cells": []})
-        _remove_results(path, present or {})
+        folder = RunFolder(path, {})
+        folder.put(format=FORMAT, **description, started=_now(), finished=None, cells=[])
+        _remove_results(path, before or {})
         yield folder
 
 
@@ -112,20 +101,11 @@ def _facts(record: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _check_no_results(path: Path, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Raises ValueError, with the differences, if the other run in this folder has results."""
-    if not before["cells"] and not any(path.glob(f"*/{STATE}")):
-        return
-    old, new = _facts(before), _facts(after)
-    differences = [
-        f"{name} was {_shown(old.get(name))} and is now {_shown(new.get(name))}"
-        for name in {**new, **old}
-        if old.get(name) != new.get(name)
-    ]
-    raise ValueError(
-        f"{path} holds another run: {'; '.join(differences[:3])}; choose another folder (--out), "
-        "or start this one over (--fresh)"
-    )
+def _differences(path: Path, old: dict[str, Any], new: dict[str, Any]) -> str:
+    changed = [name for name in {**new, **old} if old.get(name) != new.get(name)]
+    found = [f"{name} was {_shown(old.get(name))} and is now {_shown(new.get(name))}" for name in changed[:3]]
+    remedy = "choose another folder (--out), or start this one over (--fresh)"
+    return f"{path} holds another run: {'; '.join(found)}; {remedy}"
 
 
 def _shown(value: Any) -> str:
@@ -156,11 +136,6 @@ def _remove_results(path: Path, before: Record) -> None:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Holds a lock that ends with the process, however that ends."""
-    try:
-        import fcntl
-    except ImportError:  # a system without such locks
-        yield
-        return
     with open(path / LOCK, "a") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

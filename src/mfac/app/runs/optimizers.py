@@ -9,7 +9,9 @@ from torch.optim import Optimizer
 
 from mfac.app.tasks import Task
 from mfac.optimizer import MFAC
-from mfac.windows import Int8, TopK, Window
+from mfac.windows.int8 import Int8
+from mfac.windows.storage import Window
+from mfac.windows.topk import TopK
 
 WINDOWS: dict[str, Window] = {
     "float32": torch.float32,

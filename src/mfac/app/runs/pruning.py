@@ -1,9 +1,9 @@
 """Pruning runs: several methods and sparsities, each from the same dense weights."""
 
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -13,11 +13,11 @@ from mfac.app.runs.files import load_checkpoint, save_weights, writing
 from mfac.app.runs.folder import DENSE, Record
 from mfac.app.runs.measures import finite, measure
 from mfac.app.runs.optimizers import OptimizerSettings, make_optimizer
-from mfac.app.runs.random_state import seeded
-from mfac.app.runs.run import Run, check_distinct, check_settings
+from mfac.app.runs.run import Cell, SavedRun, check_settings
 from mfac.app.runs.task_batches import TaskBatches
-from mfac.app.runs.training_loop import TrainingLoop
+from mfac.app.runs.training import TrainingLoop
 from mfac.app.tasks import Task
+from mfac.gradients.model_state import seeded
 from mfac.pruning.budget import check_sparsity
 from mfac.pruning.compact_file import save_compact
 from mfac.pruning.gradual import GradualPruner
@@ -105,8 +105,7 @@ class PruningSettings:
 
     def check(self, task: Task, model: nn.Module) -> None:
         """Raises ValueError for invalid settings."""
-        check_distinct(method=self.methods, sparsity=self.asked)
-        check_settings(self, ("steps", "epochs"), SCHEDULES)
+        check_settings(self, ("steps", "epochs"), SCHEDULES, method=self.methods, sparsity=self.asked)
         for method in self.methods:
             replace(self.options, method=method)
         fixed = self.fixed_sparsity
@@ -116,25 +115,19 @@ class PruningSettings:
             check_sparsity(sparsity)
         choose_targets(model, self.options.targets, self.options.ignore)
 
-    def carry_out(self, run: Run, model: nn.Module) -> None:
+    def carry_out(self, run: SavedRun, model: nn.Module) -> None:
         """Prunes by all methods to all sparsities, each from the same dense weights."""
         self._pretrain(run, model)
         if "dense" not in run.folder.record:
-            run.folder.put("dense", asdict(measure(run.task, model, run.device)))
+            run.folder.put(dense=measure(run.task, model, run.device))
         dense = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
         for method, sparsity in product(self.methods, self.asked):
             model.load_state_dict(dense)
             model.zero_grad()
-            run.cell(
-                f"{method}-{sparsity:g}",
-                {"label": method, "method": method, "asked": sparsity},
-                seed=self.seed,
-                save_every=self.save_every,
-                make=partial(Gradual if self.gradual else OneShot, run, self, model, method, sparsity),
-                results=partial(_results, run, model),
-            )
+            work = partial(_gradual if self.gradual else _one_shot, self, model, method, sparsity)
+            run.cell(f"{method}-{sparsity:g}", {"label": method, "method": method, "asked": sparsity}, self.seed, work)
 
-    def _pretrain(self, run: Run, model: nn.Module) -> None:
+    def _pretrain(self, run: SavedRun, model: nn.Module) -> None:
         """Trains the model once, if the task can, so that all cells start from the same weights."""
         if run.task.pretrain is None or self.checkpoint is not None:
             return
@@ -147,139 +140,85 @@ class PruningSettings:
         load_checkpoint(path, model)
 
 
-class OneShot:
-    """A `Pruner`, whose state includes the model's."""
-
-    is_milestone = True
-    training: tuple[Record, ...] = ()
-
-    def __init__(self, run: Run, settings: PruningSettings, model: nn.Module, method: str, sparsity: float):
-        self._model, self._watcher = model, run.watcher
-        self._drawn: int | None = None  # batches of the present step
-        options = settings.cell_options(method)
-        batches = TaskBatches(run.task, run.device, self._on_batch)
-        self._pruner = Pruner(model, run.task.loss, batches, sparsity, options)
-        self.total, self.history, self.masks = (
-            self._pruner.total,
-            self._pruner.result.history,
-            self._pruner.result.masks,
-        )
-
-    @property
-    def done(self) -> float:
-        return self._pruner.steps_done
-
-    @property
-    def note(self) -> str:
-        return f"loss {self.history[-1].loss_after:.4g}"
-
-    def advance(self) -> bool:
-        if self._pruner.done:
-            return False
-        self._drawn = 0
-        self._pruner.step()
-        self._drawn = None
-        return True
-
-    def _on_batch(self) -> None:
-        """Shows progress within a step, if gradients are one per batch."""
-        if self._drawn is not None:
-            self._drawn += 1
-            self._watcher.at(self.done + min(1.0, self._drawn / self._pruner.options.num_grads))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"model": self._model.state_dict(), "pruner": self._pruner.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._model.load_state_dict(state["model"])
-        self._pruner.load_state_dict(state["pruner"])
+def _one_shot(settings: PruningSettings, model: nn.Module, method: str, sparsity: float, cell: Cell) -> Record:
+    """A `Pruner`, saved after each of its steps."""
+    task, options = cell.run.task, settings.cell_options(method)
+    batches = TaskBatches(task, cell.run.device)
+    pruner = Pruner(model, task.loss, batches, sparsity, options)
+    cell.begin(pruner.total, lambda: pruner.steps_done, model=model, pruner=pruner)
+    stream, start = pruner.stream, pruner.stream.drawn
+    # Progress within a step, if gradients are one per batch.
+    batches.on_batch = lambda: cell.run.watcher.at(
+        pruner.steps_done + min(1.0, (stream.drawn + 1 - start) / options.num_grads)
+    )
+    while not pruner.done:
+        start = stream.drawn
+        loss = pruner.step().loss_after
+        cell.at(pruner.steps_done, f"loss {loss:.4g}", save=True)
+    return _results(model, cell, pruner.result.masks, pruner.result.history, [])
 
 
-class Gradual:
-    """A `GradualPruner`, and a training loop after each of its steps."""
+def _gradual(settings: PruningSettings, model: nn.Module, method: str, sparsity: float, cell: Cell) -> Record:
+    """A `GradualPruner`, and training after each of its steps.
 
-    def __init__(self, run: Run, settings: PruningSettings, model: nn.Module, method: str, sparsity: float):
-        batches = TaskBatches(run.task, run.device)
-        optimizer = make_optimizer(settings.optimizer(run.task), run.task, model)
-        options = settings.cell_options(method)
-        schedule = [sparsity]  # an N:M pattern has one sparsity, and one step
-        if settings.fixed_sparsity is None:
-            schedule = SCHEDULES[settings.schedule](0.0, sparsity, settings.steps)
-        self._pruner = GradualPruner(
-            model,
-            run.task.loss,
-            batches,
-            schedule,
-            optimizer=optimizer,
-            reset_momentum=True,
-            **{option.name: getattr(options, option.name) for option in fields(options)},
-        )
-        self._loop = TrainingLoop(model, run.task.loss, batches, optimizer, seed=settings.seed)
-        self.total, self._steps_each, self.is_milestone = len(schedule), settings.epochs * batches.count(), True
-
-    @property
-    def done(self) -> float:
-        """Pruning steps with the training after them; fractions count."""
-        return min(self._pruner.steps_done, self._loop.step / self._steps_each)
-
-    @property
-    def note(self) -> str:
-        return f"loss {self.history[-1].loss_after:.4g}" if self.is_milestone else "training"
-
-    @property
-    def history(self) -> list[StepRecord]:
-        return [record for records in self._pruner.history for record in records]
-
-    @property
-    def masks(self) -> dict[str, Tensor]:
-        return self._pruner.masks
-
-    @property
-    def training(self) -> tuple[Record, ...]:
-        pairs = enumerate(zip(self._loop.seconds, self._loop.losses, strict=True), 1)
-        return tuple({"step": step, "second": round(second, 4), "loss": loss} for step, (second, loss) in pairs)
-
-    def advance(self) -> bool:
-        """One step of training, or a pruning step if the training of the last one is complete."""
-        self.is_milestone = self._loop.step == self._pruner.steps_done * self._steps_each
-        if self.is_milestone:
-            return self._pruner.step() is not None
-        self._loop.take_step()
-        if self._loop.is_diverged:
+    Raises:
+        RuntimeError: the training diverged.
+    """
+    task, device = cell.run.task, cell.run.device
+    batches = TaskBatches(task, device)
+    optimizer = make_optimizer(settings.optimizer(task), task, model)
+    schedule = [sparsity]  # an N:M pattern has one sparsity, and one step
+    if settings.fixed_sparsity is None:
+        schedule = SCHEDULES[settings.schedule](0.0, sparsity, settings.steps)
+    pruner = GradualPruner(
+        model, task.loss, batches, schedule, optimizer=optimizer, reset_momentum=True,
+        **vars(settings.cell_options(method)),
+    )  # fmt: skip
+    each, total = settings.epochs * batches.count(), len(schedule)
+    loop = TrainingLoop(task, model, device, optimizer, total * each, settings.seed)
+    cell.begin(total, lambda: loop.done / each, loop=loop, pruner=pruner)
+    while loop.done < loop.total:
+        if loop.done == pruner.steps_done * each:
+            result = pruner.step()
+            assert result is not None
+            cell.at(loop.done / each, f"loss {result.history[-1].loss_after:.4g}", save=True)
+            continue
+        loop.advance()
+        if loop.is_diverged:
             raise RuntimeError(
-                f"the loss was not finite at step {self._loop.step} of the training between pruning steps; "
+                f"the loss was not finite at step {loop.done} of the training between pruning steps; "
                 "use a lower learning rate (--lr)"
             )
-        return True
+        cell.at(loop.done / each, "training")
+    history = [record for records in pruner.history for record in records]
+    seconds = (round(second, 4) for second in loop.seconds)
+    training = [
+        {"step": step, "second": second, "loss": loss}
+        for step, (second, loss) in enumerate(zip(seconds, loop.losses, strict=True), 1)
+    ]
+    return _results(model, cell, pruner.masks, history, training)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"loop": self._loop.state_dict(), "pruner": self._pruner.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._loop.load_state_dict(state["loop"])
-        self._pruner.load_state_dict(state["pruner"])
-
-
-def _results(run: Run, model: nn.Module, work: OneShot | Gradual, path: Path) -> Record:
+def _results(
+    model: nn.Module, cell: Cell, masks: dict[str, Tensor], history: Sequence[StepRecord], training: list[Record]
+) -> Record:
     """Evaluates the pruned model and writes its files; returns the entries of the cell in run.json."""
-    masks, history, training = work.masks, work.history, list(work.training)
-    found = measure(run.task, model, run.device)
+    cell.run.watcher.end()
+    path, found = cell.path, measure(cell.run.task, model, cell.run.device)
     save_weights(model, path / "weights.safetensors")
     with writing(path / "masks.safetensors") as draft:
         save_masks(masks, draft)
     with writing(path / "compact.safetensors") as draft:
         size = save_compact(model, draft, masks)
-    layers: list[Record] = [
-        {"name": name, "weights": mask.numel(), "kept": int(mask.sum())} for name, mask in masks.items()
-    ]
+    kept = {name: int(mask.sum()) for name, mask in masks.items()}
     seconds = sum(record.seconds for record in history) + (training[-1]["second"] if training else 0.0)
     return {
-        "sparsity": 1 - sum(layer["kept"] for layer in layers) / sum(layer["weights"] for layer in layers),
-        **asdict(found),
+        "sparsity": 1 - sum(kept.values()) / sum(mask.numel() for mask in masks.values()),
+        **found,
         "seconds": round(seconds, 4),
         "gradient_seconds": round(sum(record.gradient_seconds for record in history), 4),
         "peak_bytes": process_peak_bytes(),
-        "layers": layers,
+        "layers": [{"name": name, "weights": mask.numel(), "kept": kept[name]} for name, mask in masks.items()],
         "steps": [_step(record) for record in history],
         "training": training,
         "files": {what: f"{path.name}/{what}.safetensors" for what in ("weights", "masks", "compact")},

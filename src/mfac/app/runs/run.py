@@ -13,17 +13,16 @@ import torch
 from torch import nn
 
 from mfac.app.runs.environment import choose_device, environment
-from mfac.app.runs.files import load_checkpoint, load_state, save_state
+from mfac.app.runs.files import load_checkpoint, writing
 from mfac.app.runs.folder import STATE, Record, RunFolder, open_run
-from mfac.app.runs.random_state import seeded
 from mfac.app.tasks import Task
+from mfac.gradients.model_state import seeded
 
 if TYPE_CHECKING:
-    from mfac.app.runs.pruning import Gradual, OneShot, PruningSettings
-    from mfac.app.runs.training import Training, TrainingSettings
+    from mfac.app.runs.pruning import PruningSettings
+    from mfac.app.runs.training import TrainingSettings
 
     Settings: TypeAlias = PruningSettings | TrainingSettings
-    Work: TypeAlias = Gradual | OneShot | Training  # in steps; `advance` takes one, and is False at the end
 
 
 class Watcher:
@@ -61,8 +60,8 @@ def run_task(
     model = build_model(task, device, (*settings.seeds, 0)[0], settings.checkpoint)
     settings.check(task, model)
     with open_run(path, _describe(task, settings, command, model, device), fresh=fresh) as folder:
-        if not folder.is_finished:
-            settings.carry_out(Run(task, folder, device, watcher or Watcher()), model)
+        if folder.record["finished"] is None:
+            settings.carry_out(SavedRun(task, folder, device, watcher or Watcher(), settings.save_every), model)
             folder.finish()
         return folder.record
 
@@ -77,59 +76,60 @@ def build_model(task: Task, device: torch.device, seed: int, checkpoint: str | N
 
 
 @dataclass(frozen=True)
-class Run:
+class SavedRun:
     """A run in its folder."""
 
     task: Task
     folder: RunFolder
     device: torch.device
     watcher: Watcher
+    save_every: float
 
-    def cell(
-        self,
-        name: str,
-        facts: Record,
-        *,
-        seed: int,
-        save_every: float,
-        make: Callable[[], "Work"],
-        results: Callable[[Any, Path], Record],
-    ) -> None:
-        """Completes a cell, unless it is complete: its work, and its entry {**facts, **results} in run.json."""
-        path = self.folder.cell_folder(name)
+    def cell(self, name: str, facts: Record, seed: int, work: Callable[["Cell"], Record]) -> None:
+        """Completes a cell, unless it is complete; its entry in run.json is the facts and what `work` returns."""
+        path = self.folder.path / name
+        path.mkdir(exist_ok=True)
         if not self.folder.has(**facts):
             with seeded(seed):
-                work = make()
-                self._finish(work, path, save_every)
-                self.folder.add({**facts, **results(work, path)})
+                self.folder.add({**facts, **work(Cell(self, path))})
         (path / STATE).unlink(missing_ok=True)
 
-    def _finish(self, work: "Work", path: Path, save_every: float) -> None:
-        saved = load_state(path / STATE)
-        if saved is not None:
-            work.load_state_dict(saved)
-            self.watcher.say(f"{path.name}: resuming after {work.done:.3g} of {work.total} steps")
-        self.watcher.begin(path.name, work.total)
-        self.watcher.at(work.done)
-        last_save = time.monotonic()
-        while work.advance():
-            if work.is_milestone or time.monotonic() - last_save >= save_every:
-                save_state(work.state_dict(), path / STATE)
-                last_save = time.monotonic()
-            self.watcher.at(work.done, work.note)
-        self.watcher.end()
+
+class Cell:
+    """A part of a run, with a folder of its own: one method at one sparsity, or one optimizer with one seed."""
+
+    def __init__(self, run: SavedRun, path: Path):
+        self.run, self.path, self._last_save = run, path, time.monotonic()
+        self._parts: dict[str, Any] = {}
+
+    def begin(self, total: int, done: Callable[[], float], **parts: Any) -> None:
+        """Restores these parts (they have `state_dict` and `load_state_dict`) if there is a state; `at` saves them."""
+        self._parts = parts
+        if (self.path / STATE).exists():
+            state = torch.load(self.path / STATE, map_location="cpu", weights_only=True)
+            for name, part in parts.items():
+                part.load_state_dict(state[name])
+            self.run.watcher.say(f"{self.path.name}: resuming after {done():.3g} of {total} steps")
+        self.run.watcher.begin(self.path.name, total)
+        self.run.watcher.at(done())
+
+    def at(self, done: float, note: str, save: bool = False) -> None:
+        """So many steps are done; the state is saved if the last save is long ago, or `save`."""
+        if save or time.monotonic() - self._last_save >= self.run.save_every:
+            with writing(self.path / STATE) as draft, open(draft, "wb") as file:
+                torch.save({name: part.state_dict() for name, part in self._parts.items()}, file)
+            self._last_save = time.monotonic()
+        self.run.watcher.at(done, note)
 
 
-def check_distinct(**given: tuple[Any, ...]) -> None:
-    """Raises ValueError if there is none of something, or one of them twice."""
-    for what, values in given.items():
+def check_settings(
+    settings: "Settings", counts: tuple[str, ...], schedules: Collection[str], **several: tuple[Any, ...]
+) -> None:
+    """Raises ValueError for counts below 1 (None is fine), an unknown schedule, and values missing or given twice."""
+    for what, values in several.items():
         if not values or len(set(values)) != len(values):
             listed = ", ".join(map(str, values)) or "none"
             raise ValueError(f"give at least one {what}, without repeats, not {listed}")
-
-
-def check_settings(settings: "Settings", counts: tuple[str, ...], schedules: Collection[str]) -> None:
-    """Raises ValueError if one of these counts is below 1 (None is fine), or the schedule is not one of these."""
     for name in counts:
         value = getattr(settings, name)
         if value is not None and value < 1:
@@ -155,7 +155,7 @@ def _describe(task: Task, settings: "Settings", command: str, model: nn.Module, 
 
 
 def _task_file(task: Task) -> str | None:
-    if not task.source or task.source.endswith(".py"):
+    if task.source.endswith(".py") or not task.source:
         return task.source or None
     found = importlib.util.find_spec(task.source)
     return None if found is None else found.origin

@@ -1,17 +1,15 @@
 """A task's training batches on the device of a run, drawn from the seeds of the run."""
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
+import numpy as np
 import torch
 
-from mfac.app.runs.random_state import seeded
 from mfac.app.tasks import Task
 from mfac.gradients.batches import move
-
-BATCHES_PER_EPOCH = 1 << 20  # keeps the seeds of the batches of two epochs apart
-END = object()
+from mfac.gradients.model_state import seeded
 
 
 class TaskBatches:
@@ -21,8 +19,9 @@ class TaskBatches:
     called for every batch.
     """
 
-    def __init__(self, task: Task, device: torch.device, on_batch: Callable[[], None] = lambda: None):
-        self._task, self._device, self._on_batch = task, device, on_batch
+    def __init__(self, task: Task, device: torch.device):
+        self.on_batch: Callable[[], None] = lambda: None
+        self._task, self._device = task, device
 
     def __iter__(self) -> Iterator[Any]:
         batches = self._task.train_batches()
@@ -30,7 +29,7 @@ class TaskBatches:
         if isinstance(generator, torch.Generator):
             generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
         for batch in batches:
-            self._on_batch()
+            self.on_batch()
             yield move(batch, self._device)
 
     def count(self) -> int:
@@ -50,13 +49,24 @@ class TaskBatches:
         return found
 
 
-def epoch(batches: Iterable[Any], seed: int) -> Iterator[Any]:
-    """One pass over the batches, whose random numbers (order, augmentation) depend on `seed` alone."""
-    iterator: Iterator[Any] | None = None
-    for number in count():
-        with seeded(seed * BATCHES_PER_EPOCH + number):
-            iterator = iter(batches) if iterator is None else iterator
-            batch = next(iterator, END)
-        if batch is END:
-            return
-        yield batch
+def epochs(batches: Iterable[Any], seed: int, epoch: int = 0, skip: int = 0) -> Iterator[tuple[int, int, Any]]:
+    """Endless passes from an epoch on, without its first `skip` batches: (epoch, batches drawn of it, batch).
+
+    The random numbers of a batch (order, augmentation) depend on the seed, the epoch and its place alone.
+
+    Raises:
+        ValueError: an epoch has no batches.
+    """
+    for current in count(epoch):
+        drawn, iterator = 0, None
+        while True:
+            with seeded(int(np.random.SeedSequence((seed, current, drawn)).generate_state(1)[0])):
+                iterator = iter(batches) if iterator is None else iterator
+                found = list(islice(iterator, 1))
+            if not found:
+                break
+            drawn += 1
+            if current > epoch or drawn > skip:
+                yield current, drawn, found[0]
+        if not drawn:
+            raise ValueError("train_batches() returned no batches; at least one is required")

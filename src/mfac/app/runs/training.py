@@ -1,22 +1,25 @@
-"""Training runs: several optimizers side by side, from the same weights and with the same batches."""
+"""Training: a loop that can be resumed to the bit, and runs of several optimizers from the same weights and batches."""
 
-from dataclasses import asdict, dataclass
+import math
+import time
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from mfac.app.runs.environment import process_peak_bytes
 from mfac.app.runs.files import save_weights
 from mfac.app.runs.folder import Record
-from mfac.app.runs.measures import measure
+from mfac.app.runs.measures import finite, measure
 from mfac.app.runs.optimizers import OptimizerSettings, make_optimizer
-from mfac.app.runs.run import Run, build_model, check_distinct, check_settings
-from mfac.app.runs.task_batches import TaskBatches
-from mfac.app.runs.training_loop import TrainingLoop
+from mfac.app.runs.run import Cell, SavedRun, build_model, check_settings
+from mfac.app.runs.task_batches import TaskBatches, epochs
 from mfac.app.tasks import Task
+from mfac.gradients.model_state import random_state, set_random_state
 
 SCHEDULES = ("cosine", "constant")
 
@@ -56,89 +59,130 @@ class TrainingSettings:
 
     def check(self, task: Task, model: nn.Module) -> None:
         """Raises ValueError for invalid settings."""
-        check_distinct(optimizer=tuple(optimizer.name for optimizer in self.optimizers), seed=self.seeds)
-        check_settings(self, ("epochs", "steps", "eval_every"), SCHEDULES)
+        names = tuple(optimizer.name for optimizer in self.optimizers)
+        check_settings(self, ("epochs", "steps", "eval_every"), SCHEDULES, optimizer=names, seed=self.seeds)
         for optimizer in self.optimizers:
             make_optimizer(optimizer, task, model)
 
-    def carry_out(self, run: Run, model: nn.Module) -> None:
+    def carry_out(self, run: SavedRun, model: nn.Module) -> None:
         """Trains by all optimizers with all seeds."""
-        every = TaskBatches(run.task, run.device).count() if self.steps is None else max(1, self.steps // 10)
-        total = self.epochs * every if self.steps is None else self.steps
+        every = max(1, self.steps // 10) if self.steps else TaskBatches(run.task, run.device).count()
         for seed, optimizer in product(self.seeds, self.optimizers):
-            run.cell(
-                f"{optimizer.name}-seed{seed}",
-                {"label": optimizer.name, "optimizer": optimizer.name, "seed": seed},
-                seed=seed,
-                save_every=self.save_every,
-                make=partial(Training, run, self, optimizer, seed, total, self.eval_every or every),
-                results=_results,
-            )
+            facts = {"label": optimizer.name, "optimizer": optimizer.name, "seed": seed}
+            work = partial(self._train, optimizer, seed, self.steps or self.epochs * every, every)
+            run.cell(f"{optimizer.name}-seed{seed}", facts, seed, work)
+
+    def _train(self, optimizer: OptimizerSettings, seed: int, total: int, every: int, cell: Cell) -> Record:
+        task, device = cell.run.task, cell.run.device
+        model = build_model(task, device, seed, self.checkpoint)
+        made, cosine = make_optimizer(optimizer, task, model), self.schedule == "cosine"
+        loop = TrainingLoop(task, model, device, made, total, seed, cosine, self.eval_every or every)
+        cell.begin(total, lambda: loop.done, loop=loop)
+        while loop.advance():
+            cell.at(loop.done, "loss not finite" if loop.is_diverged else f"loss {loop.losses[-1]:.4g}")
+        cell.run.watcher.end()
+        save_weights(model, cell.path / "weights.safetensors")
+        record = {
+            "settings": optimizer.filled(),
+            "steps": loop.done,
+            "losses": loop.losses,
+            "seconds": [round(second, 4) for second in loop.seconds],
+            "evaluations": loop.evaluations,
+            "seconds_total": round(loop.seconds[-1], 4),
+            "peak_bytes": process_peak_bytes(),
+            "files": {"weights": f"{cell.path.name}/weights.safetensors"},
+        }
+        if loop.is_diverged:
+            record["stopped"] = f"the loss was not finite at step {loop.done}"
+            cell.run.watcher.say(f"{cell.path.name}: stopped, {record['stopped']}; try a lower learning rate")
+        return record
 
 
-class Training:
-    """One optimizer with one seed."""
+@dataclass(eq=False)
+class TrainingLoop:
+    """`total` steps of an optimizer over epochs of batches, with an evaluation every `eval_every` steps (None: never).
 
-    is_milestone = False
+    The batches of an epoch depend only on `seed` and the epoch's number: a run resumed in the middle of an epoch draws
+    it again and skips the batches it has seen. Dropout draws from the global random state, which is part of the state.
+    With `cosine`, the learning rates fall to zero.
+    """
 
-    def __init__(
-        self, run: Run, settings: TrainingSettings, optimizer: OptimizerSettings, seed: int, total: int, eval_every: int
-    ):
-        self.run, self.optimizer, self.total = run, optimizer, total
-        self.evaluations: list[Record] = []
-        self.model = build_model(run.task, run.device, seed, settings.checkpoint)
-        self.loop = TrainingLoop(
-            self.model,
-            run.task.loss,
-            TaskBatches(run.task, run.device),
-            make_optimizer(optimizer, run.task, self.model),
-            seed=seed,
-            cosine_steps=total if settings.schedule == "cosine" else None,
-        )
-        self._eval_every = eval_every
+    task: Task
+    model: nn.Module
+    device: torch.device
+    optimizer: Optimizer
+    total: int
+    seed: int
+    cosine: bool = False
+    eval_every: int | None = None
+    losses: list[float | None] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)  # since the start
+    evaluations: list[Record] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self._begin(0, 0)
+
+    def _begin(self, epoch: int, batch: int) -> None:
+        self._epoch, self._batch = epoch, batch
+        self._stream = epochs(TaskBatches(self.task, self.device), self.seed, epoch, batch)
 
     @property
-    def done(self) -> float:
-        return self.loop.step
+    def done(self) -> int:
+        return len(self.losses)
 
     @property
-    def note(self) -> str:
-        loss = self.loop.losses[-1]
-        return "loss not finite" if loss is None else f"loss {loss:.4g}"
+    def is_diverged(self) -> bool:
+        """Whether the last loss was not finite, which ends the training."""
+        return bool(self.losses) and self.losses[-1] is None
 
     def advance(self) -> bool:
-        loop = self.loop
-        if loop.step == self.total or loop.is_diverged:
+        """Trains on the next batch; False if there is nothing left to do."""
+        if self._is_over:
             return False
-        loop.take_step()
-        if loop.step == self.total or loop.is_diverged or loop.step % self._eval_every == 0:
-            found = measure(self.run.task, self.model, self.run.device)
-            self.evaluations.append({"step": loop.step, "second": round(loop.seconds[-1], 4), **asdict(found)})
+        self.model.train()
+        began = time.perf_counter()
+        self._epoch, self._batch, batch = next(self._stream)
+        self._train_on(batch)
+        self.seconds.append((self.seconds[-1] if self.seconds else 0.0) + time.perf_counter() - began)
+        if self.eval_every is not None and (self._is_over or self.done % self.eval_every == 0):
+            found = measure(self.task, self.model, self.device)
+            self.evaluations.append({"step": self.done, "second": round(self.seconds[-1], 4), **found})
         return True
 
+    @property
+    def _is_over(self) -> bool:
+        return self.done == self.total or self.is_diverged
+
+    def _train_on(self, batch: Any) -> None:
+        if self.cosine:
+            factor = 0.5 * (1 + math.cos(math.pi * self.done / self.total))
+            for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+                group["lr"] = rate * factor
+        self.optimizer.zero_grad()
+        loss = self.task.loss(self.model, batch)
+        value = finite(float(loss.detach()))
+        if value is not None:
+            loss.backward()
+            self.optimizer.step()
+        self.losses.append(value)
+
     def state_dict(self) -> dict[str, Any]:
-        return {"loop": self.loop.state_dict(), "evaluations": self.evaluations}
+        """Plain values and tensors for `torch.save`, to be saved before the next step."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "losses": self.losses,
+            "seconds": self.seconds,
+            "evaluations": self.evaluations,
+            "place": (self._epoch, self._batch),
+            "random": random_state(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.loop.load_state_dict(state["loop"])
-        self.evaluations = list(state["evaluations"])
-
-
-def _results(work: Training, path: Path) -> Record:
-    """Writes the weights; returns the entries of the cell in run.json."""
-    save_weights(work.model, path / "weights.safetensors")
-    loop = work.loop
-    record = {
-        "settings": work.optimizer.filled(),
-        "steps": loop.step,
-        "losses": loop.losses,
-        "seconds": [round(second, 4) for second in loop.seconds],
-        "evaluations": work.evaluations,
-        "seconds_total": round(loop.seconds[-1], 4),
-        "peak_bytes": process_peak_bytes(),
-        "files": {"weights": f"{path.name}/weights.safetensors"},
-    }
-    if loop.is_diverged:
-        record["stopped"] = f"the loss was not finite at step {loop.step}"
-        work.run.watcher.say(f"{path.name}: stopped, {record['stopped']}; try a lower learning rate")
-    return record
+        """Resumes from a saved state, random state included."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.losses, self.seconds, self.evaluations = state["losses"], state["seconds"], state["evaluations"]
+        self._begin(*state["place"])
+        set_random_state(state["random"])

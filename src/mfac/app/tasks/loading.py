@@ -1,17 +1,37 @@
-"""Loads a task by name, file or module, and checks what can be checked without running it."""
+"""Loads and checks tasks. An error in a user's code becomes one line with its place in the user's file."""
 
 import difflib
+import functools
 import importlib
 import importlib.util
+import inspect
 import sys
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mfac.app.tasks import checks
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
 from mfac.app.tasks.task import Task, TaskError
 
 BUILT_IN = {"digits": "mfac.app.tasks.digits"}
+# The functions of a task: what each is called with, the type that it returns, and the name of that type.
+FUNCTIONS: dict[str, tuple[tuple[str, ...], Any, str]] = {
+    "model": ((), nn.Module, "a torch.nn.Module"),
+    "train_batches": ((), Iterable, "an iterable of batches"),
+    "loss": (("model", "batch"), object, ""),
+    "evaluate": (("model",), object, "a number"),
+    "eval_batches": ((), Iterable, "an iterable of batches"),
+    "optimizer": (("parameters",), Optimizer, "a torch.optim.Optimizer"),
+    "pretrain": (("model",), object, ""),
+}
+REQUIRED = ("model", "train_batches", "loss")
+OPTIONS: dict[str, type] = {"measure": str, "higher_is_better": bool}
+KINDS = f"{', '.join(BUILT_IN)}, a file (task.py) or a module (package.module)"
 
 
 def load_task(spec: str) -> Task:
@@ -24,19 +44,36 @@ def load_task(spec: str) -> Task:
         TaskError: there is no such task, its file has an error, or it lacks a required function.
     """
     if spec in BUILT_IN:
-        return _from_module(importlib.import_module(BUILT_IN[spec]), spec, "")
+        try:
+            return _from_module(importlib.import_module(BUILT_IN[spec]), spec, "")
+        except ModuleNotFoundError:
+            raise TaskError(f"the task {spec} requires scikit-learn: pip install 'torch-mfac[demo]'") from None
     if spec.endswith(".py") or "/" in spec or "\\" in spec:
         return _from_module(_import_file(Path(spec)), Path(spec).stem, str(Path(spec)))
     return _from_module(_import_module(spec), spec, spec)
 
 
+def write_template(path: Path, force: bool = False) -> None:
+    """Writes the task digits to a file that ends in .py, to be edited; `force` overwrites an existing file."""
+    if path.suffix != ".py":
+        raise ValueError(f"a task is a Python file: {path} should end in .py, for example task.py")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {path.parent}; create it first, or choose another place")
+    if path.exists() and not force:
+        raise FileExistsError(f"{path} exists already; choose another name, or overwrite it with --force")
+    text = Path(__file__).with_name("digits.py").read_text(encoding="utf-8")
+    for command in ("plan", "prune", "train"):
+        text = text.replace(f"mfac {command} digits", f"mfac {command} {path}", 1)
+    path.write_text(text, encoding="utf-8")
+
+
 def _import_file(path: Path) -> ModuleType:
     if path.is_dir():
-        raise TaskError(f"{path} is a folder; a task is a file (see `mfac init task.py`) or a module (package.module)")
+        raise TaskError(f"{path} is a folder; a task is {KINDS}")
     if not path.exists():
         raise TaskError(f"there is no file {path}; `mfac init {path}` writes a task file to start from")
     if path.suffix != ".py":
-        raise TaskError(f"{path} does not end in .py; a task is a Python file, a module or {_names()}")
+        raise TaskError(f"{path} does not end in .py; a task is {KINDS}")
     _search(path.resolve().parent)  # as for `python task.py`: the file can import its neighbours
     name = f"mfac_task_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
@@ -44,24 +81,24 @@ def _import_file(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickling look it up there
-    with checks.blaming(path, "importing it"):
+    with _blaming(path, path.resolve(), "importing it"):
         spec.loader.exec_module(module)
     return module
 
 
 def _import_module(name: str) -> ModuleType:
-    if not all(part.isidentifier() for part in name.split(".")):
-        raise TaskError(_unknown(name))
     _search(Path.cwd())  # as for `python -m package.module`
     try:
-        spec = importlib.util.find_spec(name)
+        spec = importlib.util.find_spec(name) if all(map(str.isidentifier, name.split("."))) else None
     except ModuleNotFoundError as error:
         if error.name is not None and not f"{name}.".startswith(f"{error.name}."):  # something that a package imports
             raise TaskError(f"importing {name}: {error}") from error
         spec = None
     if spec is None or spec.origin is None:
-        raise TaskError(_unknown(name))
-    with checks.blaming(Path(spec.origin), "importing it"):
+        close = difflib.get_close_matches(name, BUILT_IN, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise TaskError(f"there is no task {name!r}; {hint}a task is {KINDS}")
+    with _blaming(Path(spec.origin), Path(spec.origin), "importing it"):
         return importlib.import_module(name)
 
 
@@ -71,22 +108,78 @@ def _search(folder: Path) -> None:
 
 
 def _from_module(module: ModuleType, name: str, source: str) -> Task:
-    shown = Path(source) if source.endswith(".py") else Path(module.__file__ or source)
-    members: dict[str, Any] = vars(module)
-    checks.check_members(members, shown)
-    functions: dict[str, Any] = {
-        key: checks.guarded(members[key], key, shown) for key in checks.FUNCTIONS if members.get(key) is not None
-    }
-    return Task(
-        name=name, source=source, **functions, **{key: members[key] for key in checks.OPTIONS if key in members}
+    """The task that a module defines, checked as far as possible without running it."""
+    path = Path(source) if source.endswith(".py") else Path(module.__file__ or source)
+    members = {key: value for key, value in vars(module).items() if value is not None}
+    missing = [_call(key) for key in REQUIRED if key not in members]
+    if missing:
+        listed = " and ".join([", ".join(missing[:-1]), missing[-1]] if missing[1:] else missing)
+        raise TaskError(f"{path} must define {listed}; `mfac init FILE` writes a task file to start from")
+    options = {key: members[key] for key in OPTIONS if key in members}
+    for key, value in options.items():
+        if not isinstance(value, OPTIONS[key]):
+            raise TaskError(f"{path}: {key} must be a {OPTIONS[key].__name__}, not {value!r}")
+    functions: dict[str, Any] = {key: _guarded(members[key], key, path) for key in FUNCTIONS if key in members}
+    return Task(name=name, source=source, **functions, **options)
+
+
+def _guarded(function: Any, name: str, path: Path) -> Any:
+    """The function, with its errors and wrong results turned into TaskErrors; `loss` is returned as it is, for vmap."""
+    if isinstance(function, nn.Module) or not callable(function):
+        kind, hint = type(function).__name__, ""
+        if name == "loss" and isinstance(function, nn.Module):
+            hint = f"; for batches (inputs, targets) write loss = mfac.criterion_loss({kind}())"
+        raise TaskError(f"{path}: {name} must be a function {_call(name)}, not a {kind}{hint}")
+    file, code = path.resolve(), getattr(inspect.unwrap(function), "__code__", None)  # the current folder may change
+    place = f"{path}:{code.co_firstlineno}" if code and Path(code.co_filename).resolve() == file else str(path)
+    try:
+        inspect.signature(function).bind(*FUNCTIONS[name][0])
+    except TypeError as error:
+        raise TaskError(f"{place}: {name} must accept the call {_call(name)}: {error}") from None
+    except ValueError:
+        pass  # a C function, whose arguments are unknown
+
+    @functools.wraps(function, updated=())
+    def call(*arguments: Any) -> Any:
+        with _blaming(path, file, f"{name}()"):
+            result = function(*arguments)
+        return _checked(result, name, place)
+
+    return function if name == "loss" else call
+
+
+def _checked(result: Any, name: str, place: str) -> Any:
+    _, kind, expected = FUNCTIONS[name]
+    right = isinstance(result, kind) and not (
+        kind is Iterable and isinstance(result, Mapping | Tensor | str | nn.Module)
     )
+    if name == "evaluate":
+        try:
+            return float(result)
+        except (TypeError, ValueError, RuntimeError):
+            right = False
+    if not right:
+        found = "None (is a `return` missing?)" if result is None else f"a {type(result).__name__}"
+        raise TaskError(f"{place}: {_call(name)} must return {expected}, not {found}")
+    return result
 
 
-def _unknown(spec: str) -> str:
-    close = difflib.get_close_matches(spec, BUILT_IN, n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
-    return f"there is no task {spec!r}; {hint}a task is {_names()}, a file (task.py) or a module (package.module)"
+@contextmanager
+def _blaming(path: Path, file: Path, what: str) -> Iterator[None]:
+    """Turns an error in the block into a TaskError that names the last line of the task's file it passed through."""
+    try:
+        yield
+    except TaskError:
+        raise
+    except SyntaxError as error:
+        raise TaskError(f"{error.filename or path}:{error.lineno}: {type(error).__name__}: {error.msg}") from error
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == file]
+        place = f"{path}:{lines[-1]}" if lines else str(path)
+        message = " ".join(str(error).split()) or "no message"
+        raise TaskError(f"{place}: {what} failed: {type(error).__name__}: {message}") from error
 
 
-def _names() -> str:
-    return ", ".join(BUILT_IN)
+def _call(name: str) -> str:
+    return f"{name}({', '.join(FUNCTIONS[name][0])})"

@@ -1,0 +1,295 @@
+"""`mfac plan`: the memory and time of a run, estimated before anything large is allocated."""
+
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from mfac.app.tasks import Task
+from mfac.gradients import collect_gradients
+from mfac.gradients.batches import move, num_samples, passes
+from mfac.gradients.model_state import evaluation, seeded
+from mfac.layout import ParameterLayout
+from mfac.memory import available_memory, gib
+from mfac.optimizer import MFAC
+from mfac.pages import DISK_PIECE, WIDE_PIECE, block_runs
+from mfac.parameter_window import row_dtype
+from mfac.pruning.options import PruningOptions
+from mfac.pruning.prune import prune
+from mfac.pruning.schedules import geometric_schedule
+from mfac.pruning.step import ROWS_PER_BLOCK_SIZE
+from mfac.pruning.weights import Names, choose_targets
+from mfac.windows.storage import Window, as_kind, window_bytes
+from mfac.windows.topk import TopK
+
+DEFAULTS = PruningOptions()
+SUMMED_AT_ONCE, VECTORS = 32, 6  # rows that wait to be added to blocks; float64 vectors of a pruning step
+SMALLER: tuple[Window, ...] = (torch.bfloat16, torch.int8, TopK())
+MOST_ROWS, SAMPLE = 512, 1 << 22  # gradients, and numbers of G, in a sample of pruning
+WINDOW_ROWS, WINDOW_SAMPLE = 128, 1 << 24  # and of the optimizer: 64 MiB, larger than any cache
+Needed = Callable[..., dict[str, int]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Estimates for a run of a kind ("prune" or "train") with some settings.
+
+    `memory` is {item: bytes} besides the model; `available` is None if unknown; `on_disk` describes rows in a file;
+    `seconds` has "gradients", "algebra" and, for pruning, "losses"; `remedies` are settings that fit.
+    """
+
+    kind: str
+    name: str
+    settings: dict[str, Any]
+    weights: dict[str, int]
+    memory: dict[str, int]
+    available: int | None
+    on_disk: dict[str, int]
+    seconds: dict[str, float]
+    gradient_seconds: float
+    remedies: list[str]
+
+    @property
+    def fits(self) -> bool:
+        return self.available is None or sum(self.memory.values()) <= self.available
+
+    def as_dict(self) -> dict[str, Any]:
+        memory = {**self.memory, "total": sum(self.memory.values())}
+        seconds = {**self.seconds, "total": sum(self.seconds.values())}
+        return {**vars(self), "memory": memory, "seconds": seconds, "fits": self.fits}
+
+    def text(self) -> str:
+        found = self.as_dict()
+        settings = ", ".join(f"{key} {'none' if value is None else value}" for key, value in self.settings.items())
+        memory = {name: gib(size) for name, size in found["memory"].items()}
+        memory["available"] = "unknown" if self.available is None else gib(self.available)
+        if self.on_disk:
+            memory["G on disk, in pages"] = f"{gib(self.on_disk['bytes'])}, {self.on_disk['pages']:,}"
+        time_title = f"time, from {self.gradient_seconds * 1e3:.3g} ms per gradient and short samples of the algebra"
+        ways = "; ".join(self.remedies) or "only a larger machine, for any number of gradients and block size"
+        sections: dict[str, dict[str, str]] = {
+            f"{'Pruning' if self.kind == 'prune' else 'Training'} {self.name}: {settings}": {},
+            "weights": {name: f"{count:,}" for name, count in self.weights.items()},
+            "memory, besides the model": memory,
+            time_title: {name: duration(value) for name, value in found["seconds"].items()},
+            "It fits." if self.fits else f"It does not fit. What would: {ways}.": {},
+        }
+        tables = {
+            title: [f"  {name:<42}{value:>14}" for name, value in rows.items()] for title, rows in sections.items()
+        }
+        return "\n\n".join("\n".join([title, *lines]) for title, lines in tables.items())
+
+
+def plan_pruning(
+    task: Task,
+    device: torch.device | str | None = None,
+    num_grads: int = DEFAULTS.num_grads,
+    block_size: int | None = DEFAULTS.block_size,
+    recomputations: int = DEFAULTS.recomputations,
+    sparsity: float = 0.9,
+    targets: Names = None,
+    ignore: Names = None,
+    per_sample: bool = DEFAULTS.per_sample,
+    on_disk: bool = False,
+) -> Plan:
+    """The memory and time of `mfac.prune` with these options.
+
+    Args:
+        num_grads: gradients per recomputation of pruning, or in the window of training.
+        sparsity: fraction of weights to remove.
+        on_disk: keep the gradients on disk (--rows-dir).
+    """
+    PruningOptions(num_grads=num_grads, block_size=block_size, recomputations=recomputations)
+    if not 0 < sparsity < 1:
+        raise ValueError(f"sparsity must be between 0 and 1, not {sparsity!r}")
+    settings = {
+        "num_grads": num_grads, "block_size": block_size, "recomputations": recomputations, "sparsity": sparsity,
+        "per_sample": per_sample, "on_disk": on_disk,
+    }  # fmt: skip
+    model = task.model().to(device)
+    layout = ParameterLayout(model, list(choose_targets(model, targets, ignore)))
+    row, loss, norm = _time_gradients(task, model, layout, per_sample)
+    constant, slope = _recomputation_seconds(layout, num_grads, block_size, on_disk, norm)
+    kept = [1.0, *(1 - s for s in geometric_schedule(0.0, sparsity, recomputations)[:-1])]
+    seconds = {
+        "gradients": recomputations * num_grads * row,
+        "algebra": sum(constant + slope * part * layout.dim for part in kept),
+        "losses": (recomputations + 1) * DEFAULTS.loss_batches * loss,
+    }
+    disk = {"bytes": num_grads * layout.dim * layout.dtype.itemsize}
+    disk["pages"] = -(-layout.dim // max(1, DISK_PIECE // num_grads))
+    needed = partial(pruning_memory, layout.sizes, layout.dtype)
+    memory, available = needed(num_grads, block_size, on_disk), available_memory(layout.device)
+    ways = {"": (block_size, on_disk)}
+    ways |= {} if on_disk else {f"rows on disk (--rows-dir, {gib(disk['bytes'])})": (block_size, True)}
+    ways |= {f"block_size={B}": (B, on_disk) for B in (128, 32) if (block_size or layout.dim) > B}
+    others = remedies(needed, available, num_grads, ways)
+    weights = {**_weights(model), "prunable": layout.dim}
+    return Plan("prune", task.name, settings, weights, memory, available, disk, seconds, row, others)
+
+
+def plan_training(
+    task: Task,
+    device: torch.device | str | None = None,
+    num_grads: int = DEFAULTS.num_grads,
+    window: Window | None = None,
+    momentum: float = 0.0,
+    steps: int = 1000,
+) -> Plan:
+    """The memory and time of so many steps of training with `mfac.MFAC`."""
+    model = task.model().to(device)
+    layout = ParameterLayout(model, [name for name, tensor in model.named_parameters() if tensor.requires_grad])
+    dtype = row_dtype(layout)
+    window = dtype if window is None else window
+    settings = {"num_grads": num_grads, "window": as_kind(window).name, "momentum": momentum != 0, "steps": steps}
+    row, _, _ = _time_gradients(task, model, layout, per_sample=False)
+    seconds = {"gradients": steps * row, "algebra": steps * _step_seconds(layout, num_grads, window)}
+    needed = partial(training_memory, layout.dim, dtype, momentum != 0)
+    memory, available = needed(num_grads, window), available_memory(layout.device)
+    smaller = [kind for kind in SMALLER if needed(num_grads, kind)["window G"] < memory["window G"]]
+    ways = {"": (window,)} | {f"window={as_kind(kind).name}": (kind,) for kind in smaller}
+    others = remedies(needed, available, num_grads, ways)
+    return Plan("train", task.name, settings, _weights(model), memory, available, {}, seconds, row, others)
+
+
+def pruning_memory(
+    sizes: Sequence[int], dtype: torch.dtype, num_grads: int, block_size: int | None, on_disk: bool
+) -> dict[str, int]:
+    """{item: bytes} of one recomputation of `mfac.prune` over tensors of these sizes."""
+    m, dim = num_grads, sum(sizes)
+    runs = block_runs(dim, block_size, None if block_size is None else sizes)
+    squares = 8 * sum(run.count * min(run.length, m) ** 2 for run in runs)
+    found: dict[str, int] = {}
+    if _sums_up(m, block_size, on_disk):
+        found["rows to be summed"] = SUMMED_AT_ONCE * dim * dtype.itemsize
+        found["sums of the blocks, two copies"] = 3 * squares
+    elif on_disk:  # one page is read while another is worked on
+        found["pages of G"] = dtype.itemsize * min(m * dim, 2 * DISK_PIECE)
+    else:
+        found["gradients G"] = dtype.itemsize * m * dim
+    if block_size is None:  # G Gᵀ, its factor, the inverse of that, and G_R G_Rᵀ of the remaining weights
+        found["m x m matrices"] = 4 * squares
+        found["pieces in float64"] = 8 * min(WIDE_PIECE, m * dim)
+    else:
+        found["factors of the blocks"] = squares
+    return {**found, "vectors": VECTORS * 8 * dim}
+
+
+def training_memory(dim: int, dtype: torch.dtype, momentum: bool, num_grads: int, window: Window) -> dict[str, int]:
+    """{item: bytes} of the optimizer."""
+    rows, vector = as_kind(window).bytes(num_grads, dim), dim * dtype.itemsize
+    found = {"window G": rows, "m x m matrices": window_bytes(num_grads, dim, window) - rows}
+    return {**found, "gradient, row and step": 3 * vector, **({"momentum": vector} if momentum else {})}
+
+
+def remedies(needed: Needed, available: int | None, num_grads: int, ways: dict[str, tuple[Any, ...]]) -> list[str]:
+    """If the way without a text does not fit: each way, {text: arguments}, with as many of the gradients as fit."""
+    found: list[str] = []
+    for text, arguments in ways.items():
+        needs = partial(lambda arguments, m: sum(needed(m, *arguments).values()), arguments)
+        most = num_grads if available is None else bisect_right(range(1, num_grads + 1), available, key=needs)
+        if most == num_grads and not text:
+            return []
+        fewer = [f"num_grads={most}"] if most < num_grads else []
+        found += [" with ".join([*fewer, *([text] if text else [])])] if most else []
+    return found
+
+
+def _sums_up(num_grads: int, block_size: int | None, on_disk: bool) -> bool:
+    """Whether `mfac.prune` sums gradients into blocks as they come, since rows would take more memory."""
+    return not on_disk and block_size is not None and num_grads > ROWS_PER_BLOCK_SIZE * block_size
+
+
+def _weights(model: nn.Module) -> dict[str, int]:
+    sizes = [(tensor.numel(), tensor.requires_grad) for tensor in model.parameters()]
+    return {"all": sum(size for size, _ in sizes), "trained": sum(size for size, trained in sizes if trained)}
+
+
+def _time_gradients(
+    task: Task, model: nn.Module, layout: ParameterLayout, per_sample: bool
+) -> tuple[float, float, float]:
+    """Seconds per row and per loss of a batch, and the mean norm of rows."""
+    with seeded(0):
+        stream = passes(task.train_batches(), cycle=True)
+        batch = next(stream)
+    count, row = min(num_samples(batch, 0), 64) if per_sample else 3, float("inf")
+    for _ in range(3):  # the first is slower
+        start, taken = time.perf_counter(), [batch] if per_sample else stream
+        G: Any = collect_gradients(
+            model, task.loss, taken, count, params=list(layout.names), per_sample=per_sample, progress=False
+        )
+        row = min(row, (time.perf_counter() - start) / count)
+    with evaluation(model), torch.no_grad():
+        batch, start = move(batch, layout.device), time.perf_counter()
+        float(task.loss(model, batch))
+        loss = time.perf_counter() - start
+    return row, loss, float(torch.linalg.vector_norm(G, dim=1, dtype=torch.float64).mean())
+
+
+def _fitted(sample: Callable[[int], float], low: int, high: int) -> tuple[float, float]:
+    """(constant, slope) of the seconds by the number of columns, from two samples."""
+    with seeded(0):
+        fast, slow = (sample(width) for width in (low, high))
+    slope = max(0.0, (slow - fast) / max(1, high - low)) or slow / high
+    return max(0.0, slow - slope * high), slope
+
+
+def _recomputation_seconds(
+    layout: ParameterLayout, num_grads: int, block_size: int | None, on_disk: bool, norm: float
+) -> tuple[float, float]:
+    """(constant, per remaining weight) of a recomputation without its gradients, from `mfac.prune` on small tensors."""
+    m, B = min(num_grads, MOST_ROWS), block_size
+    most = min(layout.dim, max(B or 64, SAMPLE // m))
+    most -= most % B if B and most > B else 0
+
+    def sample(width: int) -> float:
+        scale = norm / (width if B is None else layout.dim) ** 0.5  # rows as long as the real ones decide the precision
+        rows = (scale * torch.randn(m, 1, width)).to(layout.device, layout.dtype)
+        model = nn.Linear(width, 1, bias=False, device=layout.device, dtype=layout.dtype)
+        record = prune(
+            model,
+            lambda model, row: model(row).sum(),
+            rows,
+            0.1,
+            num_grads=m,
+            block_size=B,
+            recomputations=1,
+            loss_batches=1,
+            progress=False,
+        ).history[0]
+        return record.seconds - (0.0 if _sums_up(num_grads, B, on_disk) else record.gradient_seconds)
+
+    constant, slope = _fitted(sample, min(B or 64, most), most)
+    more = num_grads / m  # blocks: one product of m x B numbers each; the full matrix: m x m per column, and a factor
+    return (constant * more, slope * more) if B is not None else (constant * more**3, slope * more**2)
+
+
+def _step_seconds(layout: ParameterLayout, num_grads: int, window: Window) -> float:
+    """The optimizer's part of a step with a full window: two passes over it, and m x m algebra."""
+    m = min(num_grads, WINDOW_ROWS)
+
+    def sample(width: int) -> float:
+        weight, times = nn.Parameter(torch.zeros(width, device=layout.device, dtype=row_dtype(layout))), []
+        optimizer = MFAC([weight], 0.0, m, 1.0, window=window)
+        for _ in range(m + 3):
+            weight.grad = torch.randn_like(weight)
+            start = time.perf_counter()
+            optimizer.step()
+            times.append(time.perf_counter() - start)
+        return min(times[m:])
+
+    most = min(layout.dim, WINDOW_SAMPLE // m)
+    constant, slope = _fitted(sample, min(64, most), most)
+    return constant * (num_grads / m) ** 2 + slope * layout.dim * num_grads / m
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a text with a unit."""
+    if seconds < 100:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,102 @@
+"""Model + loss + batches -> the diagonal blocks of GᵀG, without keeping the rows."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from mfac.fisher_blocks import FisherBlocks
+from mfac.gradients.batches import Batch
+from mfac.gradients.collect import Collection, Fisher, Method
+from mfac.gradients.losses import LossFn, OutputFn, SampleFn
+from mfac.gradients.model_state import evaluation
+from mfac.gradients.per_sample import STAGING_BYTES
+from mfac.inverse_fisher import ranks_of
+from mfac.layout import Masks, Params
+from mfac.memory import available_memory, gib
+from mfac.pages import block_runs
+
+ROWS_AT_ONCE = 32  # are summed together: a product of matrices is faster than one row after the other
+
+
+def accumulate_fisher(
+    model: nn.Module,
+    loss_fn: LossFn,
+    batches: Iterable[Batch],
+    num_grads: int,
+    block_size: int,
+    *,
+    params: Params = None,
+    per_sample: bool = False,
+    fisher: Fisher = "empirical",
+    masks: Masks = None,
+    device: torch.device | str | None = None,
+    cycle: bool = False,
+    progress: bool | None = None,
+    sample_fn: SampleFn | None = None,
+    output_fn: OutputFn | None = None,
+    method: Method = "auto",
+    chunk_size: int | None = None,
+    seed: int = 0,
+    process_group: dist.ProcessGroup | None = None,
+) -> FisherBlocks:
+    """The diagonal blocks of GᵀG, summed as the gradients come: memory O(block_size · d), however large m is.
+
+    Blocks never straddle two parameters. The arguments are those of `collect_gradients`; with a `process_group` each
+    rank has the blocks of its share of the columns, over the rows of all ranks.
+
+    Raises:
+        ValueError, MemoryError, RuntimeError: as `collect_gradients` does.
+    """
+    ranks = ranks_of(process_group)
+    with ranks.together("checking the arguments"):
+        collection = Collection.of(locals())
+    where = collection.device if device is None else torch.device(device)
+    if ranks.size > 1:
+        from mfac.distributed.exchange import accumulate_share, agreed_shares
+
+        shares = agreed_shares(ranks, collection, block_size)
+        return accumulate_share(collection, batches, shares, ranks, block_size, where)
+    blocks = new_blocks(collection.layout.sizes, block_size, where)
+    sum_blocks(collection, batches, blocks)
+    return blocks
+
+
+def new_blocks(sizes: Sequence[int], block_size: int, device: torch.device) -> FisherBlocks:
+    """Blocks of zeros over tensors of these lengths.
+
+    Raises:
+        MemoryError: they would not fit.
+    """
+    sizes = [size for size in sizes if size]
+    dim = sum(sizes)
+    needed = 8 * sum(run.count * run.length**2 for run in block_runs(dim, block_size, sizes))
+    available = available_memory(device)
+    if available is not None and needed > available:
+        raise MemoryError(
+            f"blocks of {block_size} over {dim} weights need {gib(needed)}, and {device} has {gib(available)} "
+            f"available; what would fit: block_size={max(1, block_size * available // needed)}, or fewer params"
+        )
+    with torch.inference_mode(False):
+        return FisherBlocks(dim, block_size, sizes, device=device)
+
+
+def sum_blocks(collection: Collection, batches: Iterable[Batch], blocks: FisherBlocks) -> None:
+    """Adds all rows to the blocks, some at a time."""
+    layout = collection.layout
+    count = max(1, min(ROWS_AT_ONCE, STAGING_BYTES // max(1, blocks.dim * layout.dtype.itemsize)))
+    waiting = 0
+    with evaluation(collection.model):
+        staging = torch.empty(count, blocks.dim, dtype=layout.dtype, device=layout.device)
+        for chunk in collection.chunks(collection.stream(batches)):
+            if waiting + chunk.count > len(staging):
+                collection.check()
+                blocks.add(staging[:waiting])
+                waiting = 0
+            if chunk.count > len(staging):
+                staging = staging.new_empty(chunk.count, blocks.dim)
+            collection.fill(chunk, staging[waiting : waiting + chunk.count])
+            waiting += chunk.count
+        collection.check()
+        blocks.add(staging[:waiting])

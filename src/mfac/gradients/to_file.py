@@ -1,0 +1,143 @@
+"""Rows that go to a file as they are made, and the fingerprint that is checked before a run is resumed."""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mfac.gradient_file import GradientFile
+from mfac.gradients.batches import Batch, tensors
+from mfac.gradients.collect import Collection, NotFiniteError
+from mfac.gradients.model_state import evaluation
+from mfac.gradients.per_sample import ChunkPlan
+from mfac.memory import gib
+
+
+def collect_to_file(
+    collection: Collection, batches: Iterable[Batch], path: str | os.PathLike[str], dtype: torch.dtype
+) -> GradientFile:
+    """Appends the rows that the file does not have; it is made when the first of them is there.
+
+    Raises:
+        ValueError: the file was made with other arguments.
+        OSError: the directory does not exist, or the disk is too full.
+    """
+    path, dim = Path(path), collection.layout.dim
+    file = GradientFile(path) if path.exists() else None
+    done = file.rows if file else 0
+    _check_disk(path, collection.num_grads - done, dim * dtype.itemsize)
+    with evaluation(collection.model):
+        stream = collection.stream(batches)
+        head = next(stream, None)
+        if head is None:
+            raise ValueError("batches is empty; at least one batch is needed")
+        entries = _fields(collection, head)
+        if file is not None:
+            collection.plan = _check_fields(file, entries, collection, dtype)
+            if done == collection.num_grads:
+                return file
+        staging = torch.empty(1, dim, dtype=dtype)
+        for chunk in collection.chunks(chain([head], stream), done):
+            if len(staging) < chunk.count:
+                staging = torch.empty(chunk.count, dim, dtype=dtype)
+            known, good, failure = max(0, done - chunk.row), chunk.count, None
+            try:
+                collection.fill(chunk, staging[: chunk.count])
+                collection.check()
+            except NotFiniteError as error:
+                good, failure = error.good, error
+            if good > known:
+                if file is None:
+                    plan = collection.mapped.plan if collection.per_sample else None
+                    fingerprint = json.dumps({"from": entries, "plan": plan})
+                    file = GradientFile.create(path, collection.num_grads, dim, dtype, fingerprint)
+                file.append(staging[known:good])
+            if failure is not None:
+                raise failure
+    assert file is not None
+    return file
+
+
+def _fields(collection: Collection, first_batch: Batch) -> dict[str, str]:
+    """One short entry for each thing that the rows depend on."""
+    layout, model = collection.layout, collection.model
+    state = [*model.named_parameters(), *model.named_buffers()]
+    kept = [torch.empty(0) if indices is None else indices for indices in layout.kept]
+    return {
+        "model": digest([name for name, _ in state], (tensor for _, tensor in state)),
+        "loss_fn": _describe(collection.loss_fn),
+        "batches": digest([], tensors(first_batch)),
+        "params": digest(layout.names, []),
+        "masks": digest([], kept),
+        "per_sample": str(collection.per_sample),
+        "fisher": collection.fisher,
+        "method": collection.method,
+        "chunk_size": str(collection.chunk_size),
+        "seed": str(collection.seed),
+    }
+
+
+def _check_fields(
+    file: GradientFile, entries: dict[str, str], collection: Collection, dtype: torch.dtype
+) -> ChunkPlan | None:
+    """The plan that the file was begun with.
+
+    Raises:
+        ValueError: it was made with other arguments; the message names them.
+    """
+    try:
+        found = json.loads(file.fingerprint)
+        theirs, plan = found["from"], found["plan"]
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{file.path} was not made by collect_gradients; choose another out=") from None
+    ours = entries | {"num_grads": str(collection.num_grads), "dim": str(collection.layout.dim), "dtype": str(dtype)}
+    theirs = theirs | {"num_grads": str(file.num_grads), "dim": str(file.dim), "dtype": str(file.dtype)}
+    differing = sorted(name for name in ours if ours[name] != theirs.get(name))
+    if differing:
+        changes = ", ".join(f"{name} ({theirs.get(name)} there, {ours[name]} now)" for name in differing)
+        raise ValueError(
+            f"{file.path} holds {file.rows} rows made with something else: {changes}; "
+            "delete it or choose another out= (batches that are shuffled differ from run to run: seed them)"
+        )
+    return None if plan is None else ChunkPlan(*plan)
+
+
+def digest(words: Iterable[str], values: Iterable[Tensor]) -> str:
+    """A short word that differs where one of the words or of the numbers does."""
+    hasher = hashlib.blake2b(digest_size=8)
+    for word in words:
+        hasher.update(word.encode() + b"\0")
+    for value in values:
+        hasher.update(f"{value.dtype}{tuple(value.shape)}".encode())
+        plain = value.detach().cpu().contiguous().reshape(-1)
+        if plain.numel():
+            hasher.update(plain.view(torch.uint8).numpy().data)
+    return hasher.hexdigest()
+
+
+def _describe(loss_fn: Any) -> str:
+    """A name for a loss function that is the same in the next process."""
+    name: str = getattr(loss_fn, "__qualname__", "") or repr(loss_fn)
+    return type(loss_fn).__name__ if " at 0x" in name else name
+
+
+def _check_disk(path: Path, rows: int, row_bytes: int) -> None:
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "out= needs a directory that exists", str(folder))
+    needed, free = rows * row_bytes, shutil.disk_usage(folder).free
+    if needed > free:
+        raise OSError(
+            errno.ENOSPC,
+            f"{rows} rows take {gib(needed)} and the disk has {gib(free)} left; collect fewer rows, or use "
+            "dtype=torch.bfloat16, masks, or another disk",
+            str(path),
+        )
