@@ -52,7 +52,9 @@ class GradientFile:
         fields = {"num_grads": num_grads, "dim": dim, "dtype": names[dtype], "fingerprint": fingerprint}
         header = MAGIC + json.dumps(fields).encode()
         if len(header) > HEADER_BYTES:
-            raise ValueError(f"the fingerprint is too long: the header has {HEADER_BYTES} bytes, not {len(header)}")
+            raise ValueError(
+                f"the fingerprint is too long: the header has {HEADER_BYTES} bytes, this needs {len(header)}"
+            )
         path = Path(path)
         if path.exists():
             raise FileExistsError(f"{path} exists already; delete it or choose another file")

@@ -164,7 +164,7 @@ def test_tokens_that_repeat_are_added_in_their_order():
 
 def rows_of_tokens(tokens: Tensor, gradients: Tensor) -> Tensor:
     rows = torch.zeros(7, 3 * 128)
-    RowWriter(rows.unbind(), {0: slice(0, 3 * 128)}).add_embedding(0, tokens, gradients, None)
+    RowWriter(rows, {0: slice(0, 3 * 128)}).add_embedding(0, tokens, gradients, None)
     return rows
 
 

@@ -184,8 +184,8 @@ def _run(ctx: typer.Context, task: Task, settings: Settings, out: Path | None, f
     option(library_prune, "per_sample", bool, FOR_PRUNE),
     option(plan_pruning, "on_disk", bool, FOR_PRUNE),
     option(OptimizerSettings, "window", str, FOR_TRAIN, choices=tuple(WINDOWS), show_default="as the weights"),
-    option(OptimizerSettings, "momentum", float, FOR_TRAIN, min=0, default=0.0),
-    option(TrainingSettings, "steps", int, FOR_TRAIN, min=1, default=1000),
+    option(plan_training, "momentum", float, FOR_TRAIN, min=0),
+    option(plan_training, "steps", int, FOR_TRAIN, min=1),
     option(PruningSettings, "device", str, RUN),
 )
 def plan(

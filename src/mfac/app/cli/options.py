@@ -124,6 +124,7 @@ def command(*options: inspect.Parameter) -> Callable[[Callable[..., None]], Call
         parameters = [*own[:count], *options, *own[count:], debug]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {item.name: item.annotation for item in parameters}
+        run.__doc__ = re.sub(r"(?<=[^\n\b])\n(?=\S)", " ", inspect.getdoc(function) or "")  # wrapped by the terminal
         return run
 
     return decorate

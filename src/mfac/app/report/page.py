@@ -22,13 +22,9 @@ PathLike = str | os.PathLike[str]
 def write_page(
     runs: list[dict[str, Any]], path: PathLike, title: str | None = None, folders: Sequence[PathLike] | None = None
 ) -> None:
-    """Writes the page of one or several runs, completely or not at all.
+    """Writes the page of one or several runs (the contents of run.json files), completely or not at all.
 
-    Args:
-        runs: the contents of their run.json files; runs of the same kind share their plots.
-        path: the file, usually report.html in a run's folder.
-        title: the heading; None: the title of the run, or "Comparison of N runs".
-        folders: the folder of each run, for the links to its files; None: a single run's is the folder of the page.
+    `folders` are those of the runs, for the links to their files; None: a single run's is the folder of the page.
 
     Raises:
         ValueError: there are no runs, one is not the content of a run.json, or the page's folder does not exist.
