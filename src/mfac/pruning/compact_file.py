@@ -78,10 +78,7 @@ def load_compact(path: str | os.PathLike[str], model: nn.Module | None = None) -
     """
     tensors, description = read_tensors(path, "save_compact")
     if description.get("format") != FORMAT:
-        raise ValueError(
-            f"{path} is a safetensors file, but not one of save_compact ({FORMAT!r}); read it with "
-            "safetensors.torch.load_file"
-        )
+        raise ValueError(f"{path} is not a file of save_compact; read it with safetensors.torch.load_file")
     shapes, aliases = json.loads(description["shapes"]), json.loads(description["aliases"])
     state = {name: tensor for name, tensor in tensors.items() if not name.endswith((VALUES, BITS))}
     masks = {}
@@ -122,8 +119,7 @@ def _kept(state: Mapping[str, Tensor], masks: Mapping[str, Tensor] | None) -> di
         astray = int(torch.count_nonzero(tensor[~kept]))
         if astray:
             raise ValueError(
-                f"masks: {key!r} removes {astray} weights that are not zero, and they would be lost; "
-                "apply the masks first with mfac.apply_masks(model, masks)"
+                f"masks: {key!r} removes {astray} weights that are not zero; use mfac.apply_masks(model, masks) first"
             )
     return chosen
 

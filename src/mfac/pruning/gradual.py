@@ -86,14 +86,9 @@ class GradualPruner:
         self._optimizer = None if optimizer is None else innermost(optimizer)
         self._reset_momentum, self._seed, self._on_step = reset_momentum, seed, on_step
         self._keeper: MaskKeeper | None = None
-        self._masks: dict[str, Tensor] = {}
+        self.masks: dict[str, Tensor] = {}  # {name: bool tensor, True = kept}; empty before the first step
         if masks:
             self._hold(matched_masks(model, masks))
-
-    @property
-    def masks(self) -> dict[str, Tensor]:
-        """{name: bool tensor, True = kept}; empty before the first step."""
-        return dict(self._masks)
 
     @property
     def next_sparsity(self) -> float | None:
@@ -110,7 +105,7 @@ class GradualPruner:
             return None
         batches = self._batches(self.steps_done) if callable(self._batches) else self._batches
         options = replace(self._options, seed=self._seed + self.steps_done)
-        pruner = Pruner(self._model, self._loss_fn, batches, sparsity, options, self._masks or None)
+        pruner = Pruner(self._model, self._loss_fn, batches, sparsity, options, self.masks or None)
         result = pruner.run(self._took)
         self._hold(result.masks)
         self._forget_momentum()
@@ -124,7 +119,7 @@ class GradualPruner:
             "schedule": list(self.schedule),
             "steps_done": self.steps_done,
             "seed": self._seed,
-            "masks": {name: mask.clone() for name, mask in self._masks.items()},
+            "masks": {name: mask.clone() for name, mask in self.masks.items()},
             "history": [[asdict(record) for record in records] for records in self.history],
             "generators": [generator_state(self._batches), generator_state(self._options.bn_batches)],
         }
@@ -160,7 +155,7 @@ class GradualPruner:
             self._keeper = MaskKeeper(self._optimizer, masks, self._model)
         elif self._keeper is not None:
             self._keeper.update(masks)
-        self._masks = dict(masks)
+        self.masks = dict(masks)
 
     @torch.no_grad()
     def _forget_momentum(self) -> None:

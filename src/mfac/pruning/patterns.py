@@ -95,7 +95,5 @@ def parse_pattern(pattern: str | None) -> Pattern:
         return Slices(pattern, 0 if pattern == "row" else 1)
     match = re.fullmatch(r"(\d+):(\d+)", pattern) if isinstance(pattern, str) else None
     if match is None or not 0 < int(match[1]) < int(match[2]):
-        raise ValueError(
-            f'pattern must be "N:M" with 0 < N < M (as "2:4"), "row", "channel" or None (any weight), not {pattern!r}'
-        )
+        raise ValueError(f'pattern must be "N:M" with 0 < N < M, "row", "channel" or None, not {pattern!r}')
     return NOfM(int(match[1]), int(match[2]))
