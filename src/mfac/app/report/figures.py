@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Array = npt.NDArray[np.float64]
+Plot = tuple[str, str, str, Markup]  # id, title, note and drawing
 # The colours that are drawn, and the variables of style.css that replace them, so that figures follow its themes.
 THEME = {
     "#1f5fbf": "c0", "#c2410c": "c1", "#0b7a5c": "c2", "#9a1fb0": "c3", "#866000": "c4", "#0a7285": "c5",
@@ -27,6 +28,8 @@ THEME = {
 COLOURS, (INK, SOFT, GRID) = list(THEME)[:8], list(THEME)[8:]
 MARKERS, DASHES = "os^Dv*PXph", ("-", "--", ":", "-.")
 WIDTH, HEIGHT = 6.2, 3.4
+Levels = Mapping[str, float]
+NO_LEVELS: Levels = MappingProxyType({})
 STYLE = {
     "svg.fonttype": "none", "text.parse_math": False, "font.sans-serif": ["DejaVu Sans"], "font.size": 10,
     "axes.edgecolor": SOFT, "axes.labelcolor": INK, "axes.grid": True, "axes.axisbelow": True, "grid.color": GRID,
@@ -44,16 +47,6 @@ class Table:
     rows: Sequence[Sequence[str]]
     texts: int = 1
     note: str = ""
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A drawing with its title."""
-
-    ident: str
-    title: str
-    note: str
-    drawing: Markup
 
 
 @dataclass(frozen=True)
@@ -87,13 +80,7 @@ def columns(entries: Sequence[Record], *keys: str) -> list[Array]:
 
 
 def curve_plot(
-    ident: str,
-    name: str,
-    x: Quantity,
-    y: Quantity,
-    lines: Sequence[Line],
-    dense: Mapping[str, float] = MappingProxyType({}),
-    note: str = "",
+    ident: str, name: str, x: Quantity, y: Quantity, lines: Sequence[Line], dense: Levels = NO_LEVELS, note: str = ""
 ) -> list[Plot]:
     """Lines, and a level for each dense model; nothing if no line has two points."""
     lines = [line for line in lines if line.points]
@@ -176,4 +163,4 @@ def _plot(ident: str, title: str, note: str, paint: Callable[["Axes"], None]) ->
     svg = re.sub("|".join(THEME), lambda found: f"var(--{THEME[found[0]]})", svg)
     opening = Markup('<svg role="img" viewBox="0 0 {:g} {:g}" aria-label="{}">')
     drawing = opening.format(72 * WIDTH, 72 * height, title) + Markup(svg)
-    return Plot(ident, title, note, drawing)
+    return ident, title, note, drawing
