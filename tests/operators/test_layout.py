@@ -6,16 +6,13 @@ from torch import nn
 from mfac.layout import ParameterLayout
 
 
-def test_default_is_every_trainable_parameter_in_order():
+def test_default_is_every_trainable_parameter_in_order_and_once():
     model = CASES["frozen_backbone"]().model
     layout = ParameterLayout(model)
     assert layout.names == ("7.weight", "7.bias")
     assert layout.sizes == (72, 3)
     assert layout.dim == layout.full_dim == 75
-
-
-def test_tied_weights_are_there_once_and_answer_to_both_names():
-    model = CASES["tied"]().model
+    model = CASES["tied"]().model  # once, by either name
     assert "head.weight" not in ParameterLayout(model).names
     assert ParameterLayout(model, "head.weight").names == ("embed.weight",)
 
@@ -76,13 +73,8 @@ def test_masks_keep_only_the_chosen_coordinates():
     layout.compress(torch.cat([torch.zeros(7), model[2].weight.flatten()]).expand(2, -1), rows)
     assert torch.equal(rows, row.expand(2, -1))
     assert torch.equal(layout.unflatten(row)["2.weight"], model[2].weight * keep)
-
-
-def test_masks_by_parameter_and_masks_that_keep_everything():
-    model = mlp().model
-    layout = ParameterLayout(model, masks={model[0].weight: torch.ones(7, 5, dtype=torch.bool)})
-    assert not layout.masked
-    assert layout.dim == 66
+    everything = ParameterLayout(model, masks={model[0].weight: torch.ones(7, 5, dtype=torch.bool)})  # by parameter
+    assert (everything.masked, everything.dim) == (False, 66)
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,7 @@ class Plan:
         return "\n\n".join("\n".join([title, *lines]) for title, lines in tables.items())
 
 
+@seeded(0)
 def plan_pruning(
     task: Task,
     device: torch.device | str | None = None,
@@ -133,6 +134,7 @@ def plan_pruning(
     return Plan("prune", task.name, settings, weights, memory, available, disk, seconds, row, others)
 
 
+@seeded(0)
 def plan_training(
     task: Task,
     device: torch.device | str | None = None,
@@ -219,9 +221,8 @@ def _time_gradients(
     task: Task, model: nn.Module, layout: ParameterLayout, per_sample: bool
 ) -> tuple[float, float, float]:
     """Seconds per row and per loss of a batch, and the mean norm of rows."""
-    with seeded(0):
-        stream = passes(task.train_batches(), cycle=True)
-        batch = next(stream)
+    stream = passes(task.train_batches(), cycle=True)
+    batch = next(stream)
     count, row = min(num_samples(batch, 0), 64) if per_sample else 3, float("inf")
     for _ in range(3):  # the first is slower
         start, taken = time.perf_counter(), [batch] if per_sample else stream
@@ -238,8 +239,7 @@ def _time_gradients(
 
 def _fitted(sample: Callable[[int], float], low: int, high: int) -> tuple[float, float]:
     """(constant, slope) of the seconds by the number of columns, from two samples."""
-    with seeded(0):
-        fast, slow = (sample(width) for width in (low, high))
+    fast, slow = sample(low), sample(high)
     slope = max(0.0, (slow - fast) / max(1, high - low)) or slow / high
     return max(0.0, slow - slope * high), slope
 
@@ -256,17 +256,9 @@ def _recomputation_seconds(
         scale = norm / (width if B is None else layout.dim) ** 0.5  # rows as long as the real ones decide the precision
         rows = (scale * torch.randn(m, 1, width)).to(layout.device, layout.dtype)
         model = nn.Linear(width, 1, bias=False, device=layout.device, dtype=layout.dtype)
-        record = prune(
-            model,
-            lambda model, row: model(row).sum(),
-            rows,
-            0.1,
-            num_grads=m,
-            block_size=B,
-            recomputations=1,
-            loss_batches=1,
-            progress=False,
-        ).history[0]
+        shared: dict[str, Any] = {"recomputations": 1, "loss_batches": 1, "progress": False}
+        found = prune(model, lambda model, row: model(row).sum(), rows, 0.1, num_grads=m, block_size=B, **shared)
+        record = found.history[0]
         return record.seconds - (0.0 if _sums_up(num_grads, B, on_disk) else record.gradient_seconds)
 
     constant, slope = _fitted(sample, min(B or 64, most), most)
