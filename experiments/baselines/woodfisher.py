@@ -11,7 +11,7 @@ from mfac.pages import block_runs
 from mfac.pruning.options import PruningOptions
 from mfac.pruning.step import Step
 from mfac.reference import woodbury_recursion
-from mfac.woodbury import inverse_removal, scores, single_sums
+from mfac.woodbury import factor, scores, single_sums, solve
 
 BLOCK_PIECE = 1 << 20
 
@@ -72,6 +72,16 @@ class RecursionCurvature:
 
     def _split(self, x: Tensor) -> list[Tensor]:
         return [x[run.start : run.stop].view(run.count, run.length) for run in self._runs]
+
+
+def inverse_removal(inverse: Tensor, theta: Tensor, removed: Tensor) -> tuple[Tensor, Tensor]:
+    """The joint removal from F⁻¹: δ = −F⁻¹_:Q ([F⁻¹]_QQ)⁻¹ θ_Q, and ½ θ_Qᵀ([F⁻¹]_QQ)⁻¹θ_Q."""
+    gone = torch.where(removed, theta, 0.0)
+    inner = torch.where(removed[..., :, None] & removed[..., None, :], inverse, 0.0)
+    inner.diagonal(dim1=-2, dim2=-1).add_((~removed).to(inverse.dtype))
+    x = torch.where(removed, solve(factor(inner, 0.0, overwrite=True), gone), 0.0)
+    delta = -torch.einsum("...ij,...j->...i", inverse, x)
+    return torch.where(removed, -theta, delta), 0.5 * (gone * x).sum(-1)
 
 
 def rank_one_steps(rows: Tensor, damping: float, num_grads: int) -> Tensor:

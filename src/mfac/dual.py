@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mfac import products, woodbury
 from mfac.pages import BlockRun, Pages, Piece, Reduce
-from mfac.precision import Precision, needs_float64, product_dtype, vector_dtype
+from mfac.precision import Precision, needs_float64, product_dtype
 
 PAIRS = 1 << 10  # elements in several blocks that are worked on at once, at most
 GROUP_NUMBERS = 1 << 22  # in the m x m matrices of groups that are factored at once
@@ -25,17 +25,9 @@ class DualBlocks:
     and if the stored dtype can hold it, G's memory takes W = L⁻¹ G instead: then S⁻¹ is the identity, and an element
     costs O(m) instead of O(m²).
 
-    If ranks share the block, each has some columns of G, and S and L in full: `reduce` sums G Gᵀ and G x over them.
-
-    Args:
-        run: where the blocks lie.
-        pages: where G is.
-        damping: λ.
-        precision: of products with G.
-        weights: c with F = λI + Σ c_i g_i g_iᵀ; None: 1/m each.
-        gram: G Gᵀ of every block, if it is known already.
-        overwrite: whether G's memory may be used.
-        reduce: sums over the ranks that share the only block of the run.
+    `weights` are c with F = λI + Σ c_i g_i g_iᵀ (None: 1/m each), and `gram` is G Gᵀ of every block, if it is known
+    already. If ranks share the only block, each has some columns of G, and S and L in full: `reduce` sums G Gᵀ and G x
+    over them.
     """
 
     def __init__(
@@ -72,8 +64,7 @@ class DualBlocks:
 
     def apply(self, x: Float[Tensor, "n *k"]) -> Float[Tensor, "n *k"]:
         """F⁻¹ x: loads a piece of whole blocks once, a slice of a block twice."""
-        dtype = vector_dtype(self._dtype, x.dtype)
-        out = torch.empty_like(x)
+        dtype, out = product_dtype("auto", self._dtype, x.dtype), torch.empty_like(x)
         for blocks, pieces in self._passes():
             p = self._project(x, blocks, pieces, dtype)
             a = p if self._whitened else self._scaled(woodbury.solve(self._L[blocks], self._scaled(p)))
@@ -84,7 +75,7 @@ class DualBlocks:
 
     def quadratic_form(self, x: Float[Tensor, "n k"]) -> Float[Tensor, " k"]:
         """xᵀF⁻¹x, from one pass over G."""
-        dtype, total = vector_dtype(self._dtype, x.dtype), x.new_zeros(x.shape[1], dtype=torch.float64)
+        dtype, total = product_dtype("auto", self._dtype, x.dtype), x.new_zeros(x.shape[1], dtype=torch.float64)
         for blocks, pieces in self._passes():
             p = self._project(x, blocks, pieces, dtype)
             z = p if self._whitened else woodbury.half_solve(self._L[blocks], self._scaled(p))
@@ -96,13 +87,17 @@ class DualBlocks:
     def diagonal(self) -> Float[Tensor, " n"]:
         """[F⁻¹]_ii; the second pass over G, made once and kept."""
         if self._diagonal is None:
-            self._diagonal = torch.empty(
-                self.run.length * self.run.count, dtype=torch.float64, device=self._pages.device
-            )
+            self._diagonal = self._L.new_empty(self.run.length * self.run.count)
             for blocks, pieces in self._passes():
                 lower = self._L[blocks] if self._whitened else self._whitening(blocks)
                 for piece, G in pieces():
-                    self._diagonal[self._local(piece)] = self._diagonal_of(lower, G).flatten()
+                    weights = None if self._whitened else self._weights
+                    squares, fisher = products.squares(lower, G, weights, self._dtype)
+                    if self._whitened:  # L W has the columns of G again
+                        squares, fisher = fisher, squares
+                    fisher = (fisher / self._m if weights is None else fisher).add_(self._damping)
+                    diagonal = woodbury.inverse_diagonal(squares, fisher, self._damping)
+                    self._diagonal[self._local(piece)] = diagonal.flatten()
         return self._diagonal
 
     def elements(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
@@ -117,8 +112,7 @@ class DualBlocks:
         return ((rows == columns).double() - inner) / self._damping
 
     def logdet(self) -> Float[Tensor, ""]:
-        """log det F⁻¹."""
-        length = int(self._sum(torch.tensor(float(self.run.length), dtype=torch.float64, device=self._pages.device)))
+        length = int(self._sum(self._L.new_tensor(float(self.run.length))))
         return -woodbury.log_det_fisher(self._L, self._m * self._damping, self._damping, length).sum()
 
     def refactor(self, damping: float) -> None:
@@ -250,17 +244,6 @@ class DualBlocks:
         for piece, G in pieces():
             p += products.project(G, piece.split(x[self._local(piece)]), dtype)
         return self._sum(p)
-
-    def _diagonal_of(
-        self, lower: Float[Tensor, "blocks m m"], G: Float[Tensor, "blocks m n"]
-    ) -> Float[Tensor, "blocks n"]:
-        if self._whitened:  # L W has the columns of G again
-            fisher, squares = products.squares(lower, G, None, self._dtype)
-        else:
-            squares, fisher = products.squares(lower, G, self._weights, self._dtype)
-        if self._whitened or self._weights is None:
-            fisher /= self._m
-        return woodbury.inverse_diagonal(squares, fisher.add_(self._damping), self._damping)
 
     def _gather(self, blocks: Int[Tensor, " k"], places: Int[Tensor, "k q"]) -> Float[Tensor, "k m q"]:
         """Columns of each block, in float64."""

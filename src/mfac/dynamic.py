@@ -12,13 +12,13 @@ from torch.distributed import ProcessGroup
 from mfac.dual import DualBlocks
 from mfac.inverse_fisher import InverseFisher, Ranks, ranks_of
 from mfac.pages import BlockRun
-from mfac.precision import Precision, check_precision, is_sensitive, needs_float64, product_dtype, step_dtype
+from mfac.precision import Precision, check_precision, is_sensitive, needs_float64, product_dtype
 from mfac.sliding import SlidingInverse
+from mfac.windows.plain import DTYPES
 from mfac.windows.rows import SavedRows
 from mfac.windows.storage import Window, as_devices, as_kind, build_rows, check_wider, saved_rows
 
 Normalize = Literal["seen", "full", "sum"]
-ANSWER_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 SHORT_ROW = 1 << 14  # up to here float32 is as good for a sum of squares as it is for products
 
 
@@ -74,12 +74,11 @@ class DynamicInverseFisher(InverseFisher):
             check_precision(precision)
             if normalize not in ("seen", "full", "sum"):
                 raise ValueError(f"normalize must be 'seen', 'full' or 'sum', not {normalize!r}")
-            if dtype not in ANSWER_DTYPES:
-                raise ValueError(f"dtype must be one of {', '.join(map(str, ANSWER_DTYPES))}, not {dtype!r}")
+            if dtype not in DTYPES:
+                raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, not {dtype!r}")
             kind, places = as_kind(dtype if window is None else window), as_devices(device, devices)
-            super().__init__(dim, damping, dtype, places[0])
+            super().__init__(num_grads, dim, damping, dtype, places[0])
             self._rows = build_rows(kind, num_grads, dim, places)
-        self._capacity = num_grads
         self._normalize = normalize
         self._precision = precision
         self._inverse = SlidingInverse(num_grads, self.device)
@@ -89,12 +88,7 @@ class DynamicInverseFisher(InverseFisher):
         self._snapshot: DualBlocks | None = None
 
     @property
-    def num_grads(self) -> int:
-        return self._capacity
-
-    @property
     def num_seen(self) -> int:
-        """How many gradients the window holds."""
         return self._inverse.size
 
     @property
@@ -110,7 +104,7 @@ class DynamicInverseFisher(InverseFisher):
             ValueError: g has another shape or device, or is not floating-point.
             NonFiniteGradientError: a RuntimeError; g is not finite. The window is unchanged.
         """
-        self._exchange(self._updates % self._capacity, g)
+        self._exchange(self._updates % self.num_grads, g)
         self._updates += 1
 
     @torch.no_grad()
@@ -123,7 +117,7 @@ class DynamicInverseFisher(InverseFisher):
     @torch.no_grad()
     def update_and_apply(self, g: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
         """`update(g)`, then F⁻¹ of the row as stored: k Gᵀ S⁻¹ e, the push-through form. Raises as `update` does."""
-        k = self._updates % self._capacity
+        k = self._updates % self.num_grads
         self.update(g)
         if self._inverse.inverse is None:  # else the update has judged already
             self._inverse.settle()
@@ -148,7 +142,7 @@ class DynamicInverseFisher(InverseFisher):
     @property
     def rows(self) -> Float[Tensor, "m d"]:
         """G as stored, with zeros in empty rows: the window's own memory; of compressed rows a new float32 matrix."""
-        return self._rows.columns(self._capacity, 0, self._dim)
+        return self._rows.columns(self.num_grads, 0, self._dim)
 
     @property
     def gram(self) -> Float[Tensor, "n n"]:
@@ -169,24 +163,16 @@ class DynamicInverseFisher(InverseFisher):
             return torch.tensor(value, dtype=torch.float64, device=self.device)
         return self._frozen().logdet()
 
-    def to_dense(self) -> Float[Tensor, "d d"]:
-        if self._ranks.size > 1:
-            raise ValueError(
-                f"the columns of this operator are on {self._ranks.size} ranks, and a dense matrix has all of them; "
-                "use op @ x with pieces of x, or op.diagonal()"
-            )
-        return super().to_dense()
-
     def state_dict(self) -> dict[str, Any]:
         """The whole state, always with the same entries, as checkpoints that load in place require.
 
         The rows are the window's own memory: save the state, or deep-copy it, before the next update.
         """
         inverse = self._inverse
-        rough = torch.zeros(self._capacity, dtype=torch.bool)
+        rough = torch.zeros(self.num_grads, dtype=torch.bool)
         rough[list(self._rough)] = True
         return {
-            "num_grads": self._capacity,
+            "num_grads": self.num_grads,
             "dim": self._dim,
             "normalize": self._normalize,
             "damping": self.damping,
@@ -196,7 +182,7 @@ class DynamicInverseFisher(InverseFisher):
             "gram": inverse.K.clone(),
             "inverse": torch.zeros_like(inverse.K) if inverse.inverse is None else inverse.inverse.clone(),
             "inverse_held": inverse.inverse is not None,
-            "factor_held": inverse.has_factor,
+            "factor_held": inverse.L is not None,
             "age": inverse.age,
             "rough": rough,
             "sensitive": self._sensitive,
@@ -212,7 +198,7 @@ class DynamicInverseFisher(InverseFisher):
             ValueError: the state is of another window, its rows do not match its products, or they have numbers that
                 this storage cannot hold. Nothing has changed.
         """
-        for name, value in {"num_grads": self._capacity, "dim": self._dim, "normalize": self._normalize}.items():
+        for name, value in {"num_grads": self.num_grads, "dim": self._dim, "normalize": self._normalize}.items():
             if state.get(name) != value:
                 raise ValueError(
                     f"the state was saved with {name}={state.get(name)!r}, this window has {name}={value!r}; build the "
@@ -236,7 +222,7 @@ class DynamicInverseFisher(InverseFisher):
             self._polish()
 
     def _divisor(self, seen: int) -> int:
-        return {"seen": seen, "full": self._capacity, "sum": 1}[self._normalize]
+        return {"seen": seen, "full": self.num_grads, "sum": 1}[self._normalize]
 
     def _exchange(self, k: int, g: Float[Tensor, " d"]) -> None:
         """Row k becomes g, or nothing changes; one host sync, for the checks."""
@@ -251,7 +237,7 @@ class DynamicInverseFisher(InverseFisher):
         if not square < math.inf:
             raise NonFiniteGradientError(
                 f"the gradient is not finite (its squared norm in {self._rows.kind.name} is {square}) and would spoil "
-                f"the window for {self._capacity} updates; the window is unchanged: skip this step, or lower the "
+                f"the window for {self.num_grads} updates; the window is unchanged: skip this step, or lower the "
                 "learning rate"
             )
         self._rows.write(k, stored)
@@ -261,8 +247,9 @@ class DynamicInverseFisher(InverseFisher):
             self._judge(sensitivity)
 
     def _update_dtype(self, vector: torch.dtype) -> torch.dtype:
-        """The dtype of products that only enter the push-through form."""
-        return step_dtype(self._precision, self._sensitive, vector, self.dtype)
+        """For products that only enter the push-through form."""
+        least = torch.float64 if self._sensitive else torch.float32
+        return product_dtype(self._precision, vector, self.dtype, least)
 
     def _judge(self, sensitivity: float) -> None:
         """Switches to float64 where steps have become too sensitive for float32, and back when that is over."""

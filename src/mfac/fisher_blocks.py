@@ -11,30 +11,20 @@ from mfac.pages import BLOCK_PIECE, block_runs
 
 
 class FisherBlocks:
-    """The diagonal blocks of GᵀG, summed while rows arrive: memory O(block_size · dim), for any number of rows.
+    """The diagonal blocks of GᵀG, summed while rows of length `dim` arrive: memory O(block_size · dim), for any number.
 
-    Args:
-        dim: length of a row.
-        block_size: length of a block.
-        sizes: lengths of the tensors that no block may straddle.
-        device: where the sums live.
+    `sizes` are the lengths of the tensors that no block may straddle; the sums live on `device`.
     """
 
     def __init__(
-        self,
-        dim: int,
-        block_size: int,
-        sizes: Sequence[int] | None = None,
-        *,
-        device: torch.device | str | None = None,
+        self, dim: int, block_size: int, sizes: Sequence[int] | None = None, *, device: torch.device | str | None = None
     ):
         self.dim = dim
         self.num_grads = 0
         self.runs = block_runs(dim, block_size, sizes)
         self.device = torch.device("cpu" if device is None else device)
-        self.sums = [
-            torch.zeros(run.count, run.length, run.length, dtype=torch.float64, device=self.device) for run in self.runs
-        ]
+        shapes = [(run.count, run.length, run.length) for run in self.runs]
+        self.sums = [torch.zeros(shape, dtype=torch.float64, device=self.device) for shape in shapes]
 
     @property
     def shape(self) -> tuple[int, int]:

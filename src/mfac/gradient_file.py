@@ -15,13 +15,10 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 
 
 class GradientFile:
-    """The matrix G in a file: a header of 4096 bytes, then the rows, all of one dtype.
+    """The matrix G in a file that `GradientFile.create` made: a header of 4096 bytes, then the rows, all of one dtype.
 
     The file is append-only and has no counter: it holds the rows that are complete. The torn last row that a killed
     process leaves behind is ignored by readers and cut off by the next `append`.
-
-    Args:
-        path: a file made by `GradientFile.create`.
 
     Raises:
         ValueError: the file is not a gradient file.
@@ -34,6 +31,7 @@ class GradientFile:
         self.dim: int = header["dim"]
         self.dtype: torch.dtype = DTYPES[header["dtype"]]
         self.fingerprint: str = header["fingerprint"]
+        self._row_bytes = self.dim * self.dtype.itemsize
 
     @classmethod
     def create(
@@ -46,12 +44,7 @@ class GradientFile:
     ) -> "GradientFile":
         """Creates an empty file for `num_grads` rows of `dim` numbers; never overwrites an existing file.
 
-        Args:
-            path: where to create it.
-            num_grads: m.
-            dim: d.
-            dtype: of the stored numbers: float32, float64, bfloat16 or float16.
-            fingerprint: any text, to be read back.
+        The dtype is float32, float64, bfloat16 or float16; the fingerprint any text, to be read back.
         """
         names = {value: name for name, value in DTYPES.items()}
         if dtype not in names:
@@ -73,17 +66,11 @@ class GradientFile:
 
     @property
     def rows(self) -> int:
-        """The number of complete rows."""
         return min((os.path.getsize(self.path) - HEADER_BYTES) // self._row_bytes, self.num_grads)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(complete rows, dim)."""
         return self.rows, self.dim
-
-    @property
-    def _row_bytes(self) -> int:
-        return self.dim * self.dtype.itemsize
 
     def append(self, rows: Tensor) -> None:
         """Writes one row [dim] or several [k, dim] after the complete ones.

@@ -17,31 +17,22 @@ from mfac.memory import available_memory, gib
 class InverseFisher(ABC):
     """F⁻¹ of the damped empirical Fisher matrix F = λ I + (1/m) Σ g gᵀ over m gradients g.
 
-    Answers carry no autograd graph. Products have the dtype of the vector, diagonals and elements that of the operator.
+    `num_grads` is m, or the capacity of a window that gradients enter one by one. Answers carry no autograd graph.
+    Products have the dtype of the vector, diagonals and elements that of the operator.
     """
 
-    def __init__(self, dim: int, damping: float, dtype: torch.dtype, device: torch.device):
+    _ranks: "Ranks"
+
+    def __init__(self, num_grads: int, dim: int, damping: float, dtype: torch.dtype, device: torch.device):
+        self.num_grads = num_grads
+        self.dtype = dtype
+        self.device = device
         self._dim = dim
         self._damping = check_damping(damping)
-        self._dtype = dtype
-        self._device = device
 
     @property
     def shape(self) -> tuple[int, int]:
         return self._dim, self._dim
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._device
-
-    @property
-    @abstractmethod
-    def num_grads(self) -> int:
-        """m, the number of gradients (their capacity, where they come one by one)."""
 
     @property
     def damping(self) -> float:
@@ -93,7 +84,12 @@ class InverseFisher(ABC):
         """log det F⁻¹, in float64: it grows with d, and differences of it would have no digits in float32."""
 
     def to_dense(self) -> Float[Tensor, "d d"]:
-        """F⁻¹ as a d x d tensor, if d is small."""
+        """F⁻¹ as a d x d tensor, if d is small; on one rank only."""
+        if self._ranks.size > 1:
+            raise ValueError(
+                f"{self._ranks.size} ranks share the columns, and no rank can have the dense matrix; use op @ x, "
+                "op.diagonal(), or op[i, j] between weights of this rank"
+            )
         needed, available = 3 * self._dim**2 * self.dtype.itemsize, available_memory(self.device)
         if available is not None and needed > available:
             raise MemoryError(

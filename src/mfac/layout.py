@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 Params = str | Tensor | Iterable[str | Tensor] | None
 Masks = Mapping[str, Tensor] | Mapping[Tensor, Tensor] | None
+Named = Mapping[str, Tensor]
 Key = TypeVar("Key", bound=str | Tensor)
 
 # Parts of a name that torch.compile and FSDP put in; DataParallel and many checkpoints put `module.` before it.
@@ -31,7 +32,7 @@ class ParameterLayout:
     Args:
         model: where the parameters are looked up.
         params: names, `"re:..."` patterns (by `re.search`) or tensors; None: every trainable parameter.
-        masks: {name or parameter: bool tensor of its shape, True = kept}; parameters without a mask are kept whole.
+        masks: {name or parameter: bool tensor of its shape, True = kept}.
 
     Raises:
         ValueError: a parameter is unknown or not trainable, a mask does not fit, or no coordinate is kept.
@@ -41,20 +42,13 @@ class ParameterLayout:
         self._lay(_choose(model, params), parameters_by_name(model), "the model", masks)
 
     @classmethod
-    def of_tensors(cls, named: Mapping[str, Tensor], masks: Masks = None, complete: bool = True) -> "ParameterLayout":
+    def of_tensors(cls, named: Named, masks: Masks = None, complete: bool = True) -> "ParameterLayout":
         """The layout of {name: tensor} without a model; `complete` is False for shards, which may be empty."""
         layout = cls.__new__(cls)
         layout._lay(named, named, "the optimizer", masks, complete)
         return layout
 
-    def _lay(
-        self,
-        chosen: Mapping[str, Tensor],
-        known: Mapping[str, Tensor],
-        owner: str,
-        masks: Masks,
-        complete: bool = True,
-    ) -> None:
+    def _lay(self, chosen: Named, known: Named, owner: str, masks: Masks, complete: bool = True) -> None:
         found = {id(find(key, known, owner)): mask for key, mask in (masks or {}).items()}
         self.names: tuple[str, ...] = tuple(chosen)
         self.tensors: tuple[Tensor, ...] = tuple(chosen.values())
@@ -139,7 +133,7 @@ def plain_name(name: str) -> str:
     return ".".join(parts).removesuffix("_orig")
 
 
-def by_plain_name(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def by_plain_name(named: Named) -> dict[str, Tensor]:
     """The tensors by their own names and by their plain ones."""
     return {plain_name(name): tensor for name, tensor in named.items()} | dict(named)
 
@@ -149,7 +143,7 @@ def parameters_by_name(model: nn.Module) -> dict[str, Tensor]:
     return by_plain_name(dict(model.named_parameters(remove_duplicate=False)))
 
 
-def matching(item: str | Tensor, known: Mapping[str, Tensor], argument: str, owner: str) -> dict[str, Tensor]:
+def matching(item: str | Tensor, known: Named, argument: str, owner: str) -> dict[str, Tensor]:
     """The tensors that a name, a `"re:..."` pattern or a tensor stands for, by name; wrappers in a name do not matter.
 
     Raises:
@@ -172,30 +166,22 @@ def matching(item: str | Tensor, known: Mapping[str, Tensor], argument: str, own
     return found
 
 
-def find(key: str | Tensor, known: Mapping[str, Tensor], owner: str) -> Tensor:
+def find(key: str | Tensor, known: Named, owner: str) -> Tensor:
     """The tensor that a mask's key stands for; raises ValueError if there is none."""
     return next(iter(matching(key, known, "masks", owner).values()))
 
 
-def match_masks(
-    masks: Mapping[Key, Tensor], known: Mapping[str, Tensor], owner: str
-) -> list[tuple[Key, Tensor, Tensor]]:
+def match_masks(masks: Mapping[Key, Tensor], known: Named, owner: str) -> list[tuple[Key, Tensor, Tensor]]:
     """(key, parameter, bool mask) of each mask; raises ValueError if one of them does not fit."""
     found = [(key, find(key, known, owner), mask) for key, mask in masks.items()]
     return [(key, tensor, as_mask(key, mask, tensor.shape)) for key, tensor, mask in found]
 
 
 def as_mask(key: str | Tensor, mask: Tensor, shape: torch.Size, convert: bool = True) -> Tensor:
-    """The mask as a bool tensor: itself where it is one, converted where it holds zeros and ones.
-
-    Raises:
-        ValueError: it has another shape or other values, or is not bool and `convert` is False.
-    """
+    """The mask as a bool tensor, converted if it holds zeros and ones; raises ValueError if it does not fit."""
     if not isinstance(mask, Tensor) or mask.shape != shape or not (convert or mask.dtype == torch.bool):
         found = f"{mask.dtype} of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else f"a {type(mask).__name__}"
-        raise ValueError(
-            f"masks: {_label(key)} needs a bool tensor of shape {tuple(shape)} (True = kept), this one is {found}"
-        )
+        raise ValueError(f"masks: {_label(key)} needs a bool tensor of shape {tuple(shape)}, this one is {found}")
     if mask.dtype == torch.bool:
         return mask
     kept = mask != 0
@@ -206,9 +192,7 @@ def as_mask(key: str | Tensor, mask: Tensor, shape: torch.Size, convert: bool = 
 
 def some(names: Iterable[str], limit: int = 5) -> str:
     """The first few names, and how many more there are: for messages."""
-    names = list(names)
-    if not names:
-        return "no parameter at all"
+    names = list(names) or ["no parameter at all"]
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
@@ -231,7 +215,7 @@ def _choose(model: nn.Module, params: Params) -> dict[str, Tensor]:
         found = matching(item, known, "params", "the model")
         if not any(tensor.requires_grad for tensor in found.values()):
             raise ValueError(
-                f"params: {_label(item)} matches only frozen parameters; call requires_grad_(True) on {some(found)}"
+                f"params: {_label(item)} matches only frozen parameters; call requires_grad_(True) on them"
             )
         wanted |= {id(tensor) for tensor in found.values() if tensor.requires_grad}
     if not wanted:

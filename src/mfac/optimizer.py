@@ -1,7 +1,6 @@
 """The M-FAC optimizer: SGD preconditioned by the inverse of the Fisher matrix of the last m gradients."""
 
 import time
-from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from mfac.columns import columns_of, like, local, local_pieces
+from mfac.columns import columns_of, like, local, parameter_ranks
 from mfac.dynamic import Normalize
 from mfac.parameter_groups import check_group, gradients_of, group_parameters, name_parameters, read_state
 from mfac.parameter_window import Damping, NonFinite, ParameterWindow, Windowed, row_dtype, trainable
@@ -22,147 +21,7 @@ from mfac.windows.storage import Window, window_bytes
 WINDOW_ENTRIES = {"rows", "columns", "shape", "mask", "window"}  # of a parameter's saved state
 
 
-class WindowOptimizer(Windowed, Optimizer):
-    """An optimizer over a `ParameterWindow`: its groups, steps and states, whatever the rule by which weights move.
-
-    A subclass assigns `self._window` and calls `_begin_all()` in its constructor, and moves the weights in `_move`.
-    """
-
-    ATTRIBUTES: tuple[str, ...] = ("_window", "seconds")  # beside torch's own, for copies and pickles
-    BUFFERS: tuple[tuple[str, str], ...] = ()  # (tensor in a parameter's state, group option that it is needed for)
-
-    def __init__(self, params: ParamsT, defaults: dict[str, Any]):
-        super().__init__(params, defaults)
-        self.seconds = 0.0
-
-    @abstractmethod
-    def _move(self, steps: dict[Tensor, Tensor]) -> None:
-        """Moves the parameters, each by its part of F⁻¹g; the parts may be overwritten."""
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group, also in mid-training: past gradients are zero for its parameters.
-
-        Raises:
-            ValueError: an option out of its range, or one that belongs to the whole window.
-            MemoryError: the wider window does not fit. Nothing was added.
-        """
-        super().add_param_group(param_group)
-        try:
-            check_group(self.param_groups[-1])
-            if hasattr(self, "_window"):  # not while torch's constructor adds the first groups
-                self._cover(tensor for tensor in self.param_groups[-1]["params"] if tensor.requires_grad)
-        except BaseException:
-            self.param_groups.pop()
-            raise
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step with the gradients in `.grad`; a parameter without one does not move.
-
-        `closure`, if given, is called first; it computes the loss and its gradients, and returns the loss.
-
-        Raises:
-            RuntimeError: a gradient is not finite (with `nonfinite="raise"`) or sparse. Nothing has changed.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        began = time.perf_counter()
-        gradients = gradients_of(self.param_groups)
-        if gradients:
-            self._cover(tensor for tensor in gradients if tensor not in self._window)
-            steps = self._window.precondition(gradients)
-            if steps is not None:
-                self._move(steps)
-        self.seconds += time.perf_counter() - began
-        return loss
-
-    def diagnostics(self) -> dict[str, float]:
-        """Figures of the last step and the window, computed when called, in O(m³).
-
-        `gradient_norm` (with weight decay), `step_norm` (of F⁻¹g), `cosine` between the two, `effective_rank` of the
-        window, `num_seen` gradients in it, `damping`, `skipped` gradients, `compiled` (1.0 if compiled code makes
-        the products with the window), `seconds` spent in `step` so far.
-        """
-        return {**self._window.diagnostics(), "seconds": self.seconds}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The whole state. Its rows are the window's own memory: save or deep-copy it before the next step."""
-        held, self.state = self.state, self._full_state()
-        try:
-            return super().state_dict()  # with its hooks, which see the window too
-        finally:
-            self.state = held
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a saved state; a window stored in another dtype or on another device is converted.
-
-        Raises:
-            ValueError: it is the state of other parameters, or of another window. Nothing has changed.
-        """
-        # After the hooks of users, which may change the dict.
-        handle = self.register_load_state_dict_pre_hook(lambda _, state_dict: self._load_window(state_dict))
-        try:
-            super().load_state_dict(state_dict)
-        finally:
-            handle.remove()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), **{name: self.__dict__[name] for name in self.ATTRIBUTES}}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        for group in self.param_groups:  # a state may have been saved before an option existed
-            for name in self.defaults.keys() - {"differentiable"}:  # which torch adds by itself
-                group.setdefault(name, self.defaults[name])
-
-    def _cover(self, tensors: Iterable[Tensor]) -> None:
-        wanted = set(tensors)
-        if wanted:
-            named = name_parameters(self.param_groups)
-            self._window.cover({name: tensor for name, tensor in named.items() if tensor in wanted})
-            self._begin_all()
-
-    def _begin_all(self) -> None:
-        """Gives every parameter the entries of its state, which checkpoints that load in place need at any time."""
-        for group in self.param_groups:
-            for tensor in group["params"]:
-                if tensor in self._window:
-                    self._begin(tensor, group)
-
-    def _begin(self, tensor: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
-        state: dict[str, Any] = self.state[tensor]
-        state.setdefault("step", 0)
-        for name, option in self.BUFFERS:
-            if group[option] and name not in state:
-                dtype, contiguous = self._window.operator.dtype, torch.contiguous_format
-                state[name] = torch.zeros_like(tensor, dtype=dtype, requires_grad=False, memory_format=contiguous)
-        return state
-
-    def _full_state(self) -> defaultdict[Tensor, Any]:
-        """`state` with the window in it; the part that belongs to no parameter is with the first one."""
-        self._begin_all()
-        states = self._window.parameter_states()
-        full = defaultdict(dict, self.state)
-        full.update({tensor: {**self.state[tensor], **state} for tensor, state in states.items()})
-        full[next(iter(states))]["window"] = self._window.shared_state()
-        return full
-
-    def _load_window(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Loads the window of a saved state; returns the rest, by parameter, so that torch does not cast it."""
-        shared, entries = read_state(state_dict, self.param_groups)
-        rows = {tensor: entry for tensor, entry in entries.items() if entry.keys() & {"rows", "columns"}}
-        self._window.load_state(shared, rows, name_parameters(self.param_groups))
-        for tensor, entry in entries.items():
-            kept = {key: deepcopy(value) for key, value in entry.items() if key not in WINDOW_ENTRIES}
-            for key in kept.keys() & dict(self.BUFFERS).keys():
-                kept[key] = like(f"a {key}", kept[key], tensor, self._window.operator.dtype)
-            entries[tensor] = kept
-        return {**state_dict, "state": entries}
-
-
-class MFAC(WindowOptimizer):
+class MFAC(Windowed, Optimizer):
     """M-FAC (Frantar, Kurtic, Alistarh, NeurIPS 2021): w ← w − lr F⁻¹g over a window of the last m gradients.
 
         g ← ∇loss (+ weight_decay · w)
@@ -203,9 +62,6 @@ class MFAC(WindowOptimizer):
         MemoryError: the window does not fit; the message has the figures.
     """
 
-    ATTRIBUTES = ("_window", "seconds", "max_step_norm")
-    BUFFERS = (("momentum_buffer", "momentum"),)
-
     def __init__(
         self,
         params: ParamsT,
@@ -231,7 +87,7 @@ class MFAC(WindowOptimizer):
     ):
         if max_step_norm is not None and not max_step_norm > 0:
             raise ValueError(f"max_step_norm must be positive, or None for steps of any length, not {max_step_norm!r}")
-        self.max_step_norm = max_step_norm
+        self.max_step_norm, self.seconds = max_step_norm, 0.0
         defaults = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
         defaults |= {"decoupled_weight_decay": decoupled_weight_decay, "maximize": maximize}
         super().__init__(params, defaults)
@@ -256,13 +112,130 @@ class MFAC(WindowOptimizer):
         """The bytes that the optimizer will hold (on this rank) for its window, the m x m algebra and momentum."""
         groups = group_parameters(params, momentum=momentum)
         named, found = trainable(groups, masks)
-        columns = columns_of(named, {name: mask for name, mask in found.items() if name in named}, process_group)
+        columns = columns_of(named, found, parameter_ranks(named, process_group))
         dtype = row_dtype(columns.layout)
         moving = {tensor for group in groups if group["momentum"] for tensor in group["params"] if tensor.requires_grad}
         buffers = sum(local(tensor).numel() for tensor in moving) * dtype.itemsize
         return window_bytes(num_grads, columns.dim, window or dtype) + buffers
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group, also in mid-training: past gradients are zero for its parameters.
+
+        Raises:
+            ValueError: an option out of its range, or one that belongs to the whole window.
+            MemoryError: the wider window does not fit. Nothing was added.
+        """
+        super().add_param_group(param_group)
+        try:
+            check_group(self.param_groups[-1])
+            if hasattr(self, "_window"):  # not while torch's constructor adds the first groups
+                self._cover(tensor for tensor in self.param_groups[-1]["params"] if tensor.requires_grad)
+        except BaseException:
+            self.param_groups.pop()
+            raise
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step with the gradients in `.grad`; a parameter without one does not move.
+
+        `closure`, if given, is called first; it computes the loss and its gradients, and returns the loss.
+
+        Raises:
+            RuntimeError: a gradient is not finite (with `nonfinite="raise"`) or sparse. Nothing has changed.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        began = time.perf_counter()
+        gradients = gradients_of(self.param_groups)
+        if gradients:
+            self._cover(tensor for tensor in gradients if tensor not in self._window.columns.covered)
+            steps = self._window.precondition(gradients)
+            if steps is not None:
+                self._move(steps)
+        self.seconds += time.perf_counter() - began
+        return loss
+
+    def diagnostics(self) -> dict[str, float]:
+        """Figures of the last step and the window, computed when called, in O(m³).
+
+        `gradient_norm` (with weight decay), `step_norm` (of F⁻¹g), `cosine` between the two, `effective_rank` of the
+        window, `num_seen` gradients in it, `damping`, `skipped` gradients, `compiled` (1.0 if compiled code makes
+        the products with the window), `seconds` spent in `step` so far.
+        """
+        return {**self._window.diagnostics(), "seconds": self.seconds}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state. Its rows are the window's own memory: save or deep-copy it before the next step."""
+        self._begin_all()
+        full, held, states = defaultdict(dict, self.state), self.state, self._window.parameter_states()
+        full.update({tensor: {**held[tensor], **state} for tensor, state in states.items()})
+        full[next(iter(states))]["window"] = self._window.shared_state()  # belongs to no parameter
+        try:
+            self.state = full
+            return super().state_dict()  # with its hooks, which see the window too
+        finally:
+            self.state = held
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a saved state; a window stored in another dtype or on another device is converted.
+
+        Raises:
+            ValueError: it is the state of other parameters, or of another window. Nothing has changed.
+        """
+        # After the hooks of users, which may change the dict.
+        handle = self.register_load_state_dict_pre_hook(lambda _, state_dict: self._load_window(state_dict))
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {name: self.__dict__[name] for name in ("_window", "seconds", "max_step_norm")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:  # a state may have been saved before an option existed
+            for name in self.defaults.keys() - {"differentiable"}:  # which torch adds by itself
+                group.setdefault(name, self.defaults[name])
+
+    def _cover(self, tensors: Iterable[Tensor]) -> None:
+        wanted = set(tensors)
+        if wanted:
+            named = name_parameters(self.param_groups)
+            self._window.cover({name: tensor for name, tensor in named.items() if tensor in wanted})
+
+    def _begin_all(self) -> None:
+        """Gives every parameter the entries of its state, which checkpoints that load in place need before any step."""
+        for group in self.param_groups:
+            for tensor in group["params"]:
+                if tensor in self._window.columns.covered:
+                    self._begin(tensor, group)
+
+    def _begin(self, tensor: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+        state: dict[str, Any] = self.state[tensor]
+        state.setdefault("step", 0)
+        if group["momentum"] and "momentum_buffer" not in state:
+            dtype, contiguous = self._window.operator.dtype, torch.contiguous_format
+            state["momentum_buffer"] = torch.zeros_like(tensor, dtype=dtype, memory_format=contiguous)
+        return state
+
+    def _load_window(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Loads the window of a saved state; returns the rest, by parameter, so that torch does not cast it."""
+        shared, entries = read_state(state_dict, self.param_groups)
+        rows = {tensor: entry for tensor, entry in entries.items() if entry.keys() & {"rows", "columns"}}
+        self._window.load_state(shared, rows, name_parameters(self.param_groups))
+        for tensor, entry in entries.items():
+            kept = {key: deepcopy(value) for key, value in entry.items() if key not in WINDOW_ENTRIES}
+            if "momentum_buffer" in kept:
+                dtype = self._window.operator.dtype
+                kept["momentum_buffer"] = like("a momentum_buffer", kept["momentum_buffer"], tensor, dtype)
+            entries[tensor] = kept
+        return {**state_dict, "state": entries}
+
     def _move(self, steps: dict[Tensor, Tensor]) -> None:
+        """Moves the parameters, each by its part of F⁻¹g; the parts are overwritten."""
         if self.max_step_norm is not None:
             self._shorten(steps, self.max_step_norm)
         for group in self.param_groups:
@@ -271,15 +244,15 @@ class MFAC(WindowOptimizer):
                 continue
             states = [self._begin(tensor, group) for tensor in params]
             buffers = [state["momentum_buffer"] for state in states] if group["momentum"] else []
-            mfac_update(local_pieces(params), [steps[tensor] for tensor in params], local_pieces(buffers), group)
+            parts = [steps[tensor] for tensor in params]
+            mfac_update([local(tensor) for tensor in params], parts, [local(buffer) for buffer in buffers], group)
             for state in states:
                 state["step"] += 1
 
     def _shorten(self, steps: dict[Tensor, Tensor], longest: float) -> None:
-        device, lengths = self._window.operator.device, []
-        for group in self.param_groups:
-            parts = [steps[tensor] for tensor in dict.fromkeys(group["params"]) if tensor in steps]
-            lengths += [n.to(device) * float(group["lr"]) for n in torch._foreach_norm(parts)] if parts else []
+        rates = {tensor: float(group["lr"]) for group in self.param_groups for tensor in group["params"]}
+        norms = zip(steps, torch._foreach_norm(list(steps.values())), strict=True)
+        lengths = [rates[tensor] * norm.to(self._window.operator.device) for tensor, norm in norms]
         length = self._window.columns.total(torch.stack(lengths).square().sum()).sqrt()
         scale = (longest / length).clamp_max(1.0)  # stays on the device: no sync
         for part in steps.values():

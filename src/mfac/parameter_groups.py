@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from mfac.columns import local_gradients, local_pieces
+from mfac.columns import local, local_gradient
 from mfac.layout import as_mask, find
 
 Groups = Sequence[Mapping[str, Any]]
@@ -48,18 +48,15 @@ def gradients_of(groups: Groups) -> dict[Tensor, Tensor]:
     gradients: dict[Tensor, Tensor] = {}
     for group in groups:
         params = [tensor for tensor in group["params"] if tensor.grad is not None]
-        found = local_gradients(params)
+        found = [local_gradient(tensor) for tensor in params]
         if any(gradient.is_sparse for gradient in found):
             sparse = [n for n, t in name_parameters(groups).items() if t.grad is not None and t.grad.is_sparse]
-            raise RuntimeError(
-                f"sparse gradients are not supported, and {', '.join(sparse)} has one; build the embedding with "
-                "sparse=False"
-            )
+            raise RuntimeError(f"{', '.join(sparse)}: sparse gradients are not supported; build it with sparse=False")
         if group.get("maximize") and found:
             found = list(torch._foreach_neg(found))
         if group.get("weight_decay") and not group.get("decoupled_weight_decay", True) and found:
             found = [gradient.to(torch.promote_types(gradient.dtype, torch.float32)) for gradient in found]
-            found = list(torch._foreach_add(found, local_pieces(params), alpha=group["weight_decay"]))
+            found = list(torch._foreach_add(found, [local(tensor) for tensor in params], alpha=group["weight_decay"]))
         gradients.update(zip(params, found, strict=True))
     return gradients
 
@@ -108,13 +105,12 @@ def _check_groups(saved: Groups, groups: Groups) -> None:
     there, here = ([len(group["params"]) for group in each] for each in (saved, groups))
     if there != here:
         raise ValueError(
-            f"the state was saved with groups of {there} parameters, and this optimizer has groups of {here}; build it "
-            "with the same parameters in the same groups"
+            f"saved with groups of {there} parameters, this one has groups of {here}; build it with the same"
         )
     for theirs, ours in zip(saved, groups, strict=True):
         for name, present in zip(theirs.get("param_names", ()), ours.get("param_names", ()), strict=False):
             if name != present:
                 raise ValueError(
                     f"the state was saved with {name!r} where this optimizer has {present!r}; pass the parameters in "
-                    "the order in which they were saved"
+                    "the same order"
                 )

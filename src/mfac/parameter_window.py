@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from mfac.columns import Columns, columns_of, is_placed, like, local, parameter_ranks
+from mfac.columns import Columns, columns_of, like, local, parameter_ranks
 from mfac.dynamic import DynamicInverseFisher, NonFiniteGradientError, Normalize
 from mfac.layout import ParameterLayout
 from mfac.parameter_groups import Groups, name_masks, name_parameters
@@ -46,21 +46,21 @@ class ParameterWindow:
     ):
         named, found = trainable(groups, masks)
         first = damping(0) if callable(damping) else damping
-        schedule = first if callable(damping) else None
-        options = {"update_every": update_every, "nonfinite": nonfinite, "schedule": schedule, **(agreed or {})}
-        ranks = parameter_ranks(named, process_group)
-        if ranks.size > 1:
+        self.ranks = parameter_ranks(named, process_group)
+        if self.ranks.size > 1:
             from mfac.distributed.groups import describe
 
-            ranks.agree_on({"the options of the window": options, **describe(named, found)})
+            schedule = first if callable(damping) else None
+            options = {"update_every": update_every, "nonfinite": nonfinite, "schedule": schedule, **(agreed or {})}
+            self.ranks.agree_on({"the options of the window": options, **describe(named, found)})
         if not isinstance(update_every, int) or isinstance(update_every, bool) or update_every < 1:
             raise ValueError(f"update_every must be a positive int, not {update_every!r}")
         if nonfinite not in ("raise", "skip"):
             raise ValueError(f"nonfinite must be 'raise' or 'skip', not {nonfinite!r}")
-        self._group = process_group
+        # The name of this rank's own part of a state; None where there is only one.
+        self._key = None if self.ranks.size == 1 else f"rank {self.ranks.rank} of {self.ranks.size}"
         self.masks = {name: mask.detach().clone() for name, mask in found.items()}  # the caller's may change later
         self.columns = self._lay(named)
-        self._covered = set(self.columns.tensors)
         self.schedule = damping if callable(damping) else None
         self.operator = DynamicInverseFisher(
             num_grads,
@@ -71,34 +71,19 @@ class ParameterWindow:
             normalize=normalize,
             window=window,
             precision=precision,
-            process_group=self.columns.ranks.group,
+            process_group=self.ranks.group,
             devices=devices,
         )
-        self.update_every = update_every
-        self.nonfinite = nonfinite
-        self.calls = 0
-        self.skipped = 0
+        self.update_every, self.nonfinite = update_every, nonfinite
+        self.calls = self.skipped = 0
         self._sums = torch.full((3,), torch.nan)  # g·g, s·s and g·s of the last gradient and its step
-
-    @property
-    def named(self) -> dict[str, Tensor]:
-        return dict(zip(self.columns.layout.names, self.columns.tensors, strict=True))
-
-    @property
-    def _key(self) -> str | None:
-        """The name of this rank's own part of a state; None where there is only one."""
-        ranks = self.columns.ranks
-        return None if ranks.size == 1 else f"rank {ranks.rank} of {ranks.size}"
-
-    def __contains__(self, parameter: Tensor) -> bool:
-        return parameter in self._covered
 
     def cover(self, named: Mapping[str, Tensor]) -> None:
         """Adds parameters, whose past gradients are taken as zero; on an error nothing has changed."""
-        wider = self._lay({**self.named, **named})
+        wider = self._lay({**self.columns.named, **named})
         if wider.dim > self.columns.dim:  # a rank may have no piece of them
             self.operator.widen(wider.dim - self.columns.dim)
-        self.columns, self._covered = wider, set(wider.tensors)
+        self.columns = wider
 
     @torch.no_grad()
     def precondition(self, gradients: Mapping[Tensor, Tensor]) -> dict[Tensor, Tensor] | None:
@@ -109,7 +94,6 @@ class ParameterWindow:
         row = torch.empty(self.columns.dim, dtype=self.operator.dtype, device=self.operator.device)
         self.columns.flatten([gradients.get(tensor) for tensor in self.columns.tensors], out=row)
         try:
-            self._follow_schedule(row)
             step = self._multiply(row)
         except NonFiniteGradientError:
             if self.nonfinite == "raise":
@@ -122,20 +106,16 @@ class ParameterWindow:
         return {tensor: part.to(tensor.device) for tensor, part in pairs if tensor in gradients}
 
     def _multiply(self, row: Tensor) -> Tensor:
-        if self.calls % self.update_every == 0:
-            return self.operator.update_and_apply(row)
-        self._check_finite(row)
-        return self.operator @ row
-
-    def _follow_schedule(self, row: Tensor) -> None:
         damping = self.operator.damping if self.schedule is None else self.schedule(self.calls)
-        if damping != self.operator.damping:  # costs a Cholesky factorisation
-            self._check_finite(row)
-            self.operator.damping = damping
-
-    def _check_finite(self, row: Tensor) -> None:
-        if not self.columns.ranks.sum_(torch.linalg.vector_norm(row, dtype=torch.float64)).isfinite():
+        changes, enters = damping != self.operator.damping, self.calls % self.update_every == 0
+        if (changes or not enters) and not self._is_finite(row):  # else the operator checks it
             raise NonFiniteGradientError("the gradient is not finite; nothing has changed: skip this step")
+        if changes:  # costs a Cholesky factorisation
+            self.operator.damping = damping
+        return self.operator.update_and_apply(row) if enters else self.operator @ row
+
+    def _is_finite(self, row: Tensor) -> bool:
+        return bool(self.ranks.sum_(torch.linalg.vector_norm(row, dtype=torch.float64)).isfinite())
 
     def diagnostics(self) -> dict[str, float]:
         squares = self.columns.total(self._sums).tolist()
@@ -169,7 +149,7 @@ class ParameterWindow:
         compressed, its "columns" (start and stop) and its "shape".
         """
         rows, states, part = self.operator.state_dict()["rows"], {}, dict[str, Any]()
-        for number, (name, tensor) in enumerate(self.named.items()):
+        for number, (name, tensor) in enumerate(self.columns.named.items()):
             mask, span = self.masks.get(name), self.columns.spans[number]
             if isinstance(rows, Tensor):
                 part = {"rows": self.columns.to_state(number, rows[:, span])}
@@ -180,28 +160,28 @@ class ParameterWindow:
             states[tensor] = part if mask is None else {**part, "mask": mask}
         return states
 
+    @torch.no_grad()
     def load_state(self, shared: Mapping[str, Any], states: States, named: Mapping[str, Tensor]) -> None:
         """Loads what `shared_state` and `parameter_states` returned; parameters that have no rows in it get zeros.
 
         `named` are all parameters, which need not be in the window yet. On an error nothing has changed.
         """
-        with self.columns.ranks.together("loading the window"):
+        with self.ranks.together("loading the window"):
             for name, tensor in named.items():
                 if tensor in states:
                     self._check_state(name, tensor, states[tensor])
-        if not states.keys() <= self._covered:
+        if not states.keys() <= self.columns.covered:
             self.cover({name: tensor for name, tensor in named.items() if tensor in states})
-        with self.columns.ranks.together("loading the window"):
+        with self.ranks.together("loading the window"):
             rows = self._compressed(shared["rows"], states) if "rows" in shared else self._pieces(shared, states)
         operator_state = {key: value for key, value in shared.items() if key not in ("calls", "skipped")}
         self.operator.load_state_dict({**operator_state, "dim": self.columns.dim, "rows": rows})
         self.calls, self.skipped = int(shared["calls"]), int(shared["skipped"])
 
     def _pieces(self, shared: Mapping[str, Any], states: States) -> list[Tensor]:
-        dtype, m = next(iter(states.values()))["rows"].dtype, int(shared["num_grads"])
-        zero = torch.zeros(1, 1, dtype=dtype)
+        zero = torch.zeros(int(shared["num_grads"]), 1, dtype=next(iter(states.values()))["rows"].dtype)
         parts = self._in_row(states, self.columns.of_state)
-        pieces = [zero.expand(m, part) if isinstance(part, int) else part for part in parts]
+        pieces = [zero.expand(-1, part) if isinstance(part, int) else part for part in parts]
         return [piece for piece in pieces if piece.shape[1]]
 
     def _compressed(self, rows: Mapping[str, Any], states: States) -> SavedRows:
@@ -229,42 +209,35 @@ class ParameterWindow:
         """The parts of all parameters in the order of the row; an int is a number of zero columns."""
         parts, stop = list[Any](), 0
         for number, (tensor, span) in enumerate(zip(self.columns.tensors, self.columns.spans, strict=True)):
-            parts += [span.start - stop] if span.start > stop else []
+            parts.append(span.start - stop)
             parts.append(part_of(number, states[tensor]) if tensor in states else span.stop - span.start)
             stop = span.stop
-        return parts + ([self.columns.dim - stop] if self.columns.dim > stop else [])
+        return [*parts, self.columns.dim - stop]
 
     def _lay(self, named: Mapping[str, Tensor]) -> Columns:
-        masks = {name: mask for name, mask in self.masks.items() if name in named}
-        with parameter_ranks(named, self._group).together("the layout of the window"):
-            columns = columns_of(named, masks, self._group)
+        with self.ranks.together("the layout of the window"):
+            columns = columns_of(named, self.masks, self.ranks)
             for name, tensor in named.items():
-                if name in masks and is_placed(tensor):
-                    self.masks[name] = like(name, masks[name], tensor, torch.bool)
-                _check_parameter(name, local(tensor), local(self.masks[name]) if name in masks else None)
+                _check_parameter(name, local(tensor), local(columns.masks[name]) if name in columns.masks else None)
         columns.meet()
+        self.masks |= columns.masks
         return columns
 
     def _check_state(self, name: str, tensor: Tensor, state: Mapping[str, Any]) -> None:
         saved, present = state.get("mask"), self.masks.get(name)
-        if "columns" in state:
-            shape = state["shape"].tolist()
-        else:
-            shape = list(state["rows"].shape[1:] if saved is None else saved.shape)
+        rows = state["rows"].shape[1:] if "rows" in state else state["shape"].tolist()
+        shape = list(rows if saved is None else saved.shape)
         if shape != (list(tensor.shape) or [1] * len(shape)):
             raise ValueError(
                 f"the state has gradients of shape {shape} for {name}, which is {list(tensor.shape)} here; was it "
                 "saved with another model, or with the parameters in another order?"
             )
-        if saved is None or present is None:
-            same = saved is present
-        else:
+        same = saved is present
+        if saved is not None and present is not None:
             same = torch.equal(local(like(name, saved, tensor, torch.bool)).cpu(), local(present).cpu())
         if not same:
             which = "no" if saved is None else "another"
-            raise ValueError(
-                f"the state was saved with {which} mask of {name}; build the optimizer with the same masks"
-            )
+            raise ValueError(f"a state saved with {which} mask of {name}; build the optimizer with the same masks")
 
 
 class Windowed:
@@ -315,7 +288,4 @@ def _check_parameter(name: str, tensor: Tensor, mask: Tensor | None) -> None:
         raise ValueError(f"{name} is {tensor.dtype}; only real floating-point parameters can be trained")
     left = 0 if mask is None else int(tensor.detach()[~mask.to(tensor.device)].count_nonzero())
     if left:
-        raise ValueError(
-            f"{name} has {left} weights that are not zero where its mask is False (pruned); multiply it by its mask "
-            "first: pruned weights are kept at zero, and these would never change"
-        )
+        raise ValueError(f"{name} has {left} weights that are not zero where its mask is False; multiply by the mask")

@@ -8,14 +8,13 @@ grow with the `sensitivity` below, which depends on how collinear the rows are a
 
 import math
 import sys
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 Precision = Literal["auto", "float32", "float64"]
-PRECISIONS = ("auto", "float32", "float64")
 
 EPS32 = 2.0**-24
 # Chosen so that float32 stays below a relative error of 1e-4, the promise, with a margin of two.
@@ -27,44 +26,24 @@ SENSITIVITY_LIMIT = 20.0
 
 def check_precision(precision: str) -> None:
     """Raises ValueError unless it is one of the three."""
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, not {precision!r}")
-
-
-def answer_dtype(stored: torch.dtype) -> torch.dtype:
-    """The dtype of answers that have no vector to take it from."""
-    return torch.float64 if stored == torch.float64 else torch.float32
+    if precision not in get_args(Precision):
+        raise ValueError(f"precision must be one of {', '.join(map(repr, get_args(Precision)))}, not {precision!r}")
 
 
 def product_dtype(precision: Precision, *involved: torch.dtype) -> torch.dtype:
-    """The dtype in which products with G start: the one asked for, or the widest of the dtypes involved."""
-    if precision != "auto":
-        return torch.float64 if precision == "float64" else torch.float32
-    return torch.float64 if torch.float64 in involved else torch.float32
-
-
-def vector_dtype(products: torch.dtype, vector: torch.dtype) -> torch.dtype:
-    """The dtype of a product with a vector: a float64 vector gets a float64 answer."""
-    return torch.float64 if vector == torch.float64 else products
-
-
-def float32_holds(K: Float[Tensor, "*blocks m m"], shift: float) -> bool:
-    """Whether float32 products keep F⁻¹x to the promise for every x; False for matrices that are not finite."""
-    largest = PRODUCT_TOLERANCE / EPS32 * shift
-    # Two bounds of the largest eigenvalue: the first is cheaper, the second closer for rows of mixed directions.
-    if bool(torch.linalg.matrix_norm(K).max() <= largest):
-        return True
-    return bool(K.abs().sum(-1).max() <= largest)
+    """The dtype of products with G: the one asked for, or float64 if a dtype involved is."""
+    wide = torch.float64 in involved if precision == "auto" else precision == "float64"
+    return torch.float64 if wide else torch.float32
 
 
 def needs_float64(precision: Precision, dtype: torch.dtype, K: Float[Tensor, "*blocks m m"], shift: float) -> bool:
-    """Whether products that are made in `dtype` so far must go over to float64."""
-    return precision == "auto" and dtype == torch.float32 and not float32_holds(K, shift)
-
-
-def step_dtype(precision: Precision, sensitive: bool, *involved: torch.dtype) -> torch.dtype:
-    """The dtype of products that only enter the push-through form."""
-    return product_dtype(precision, *involved, torch.float64 if sensitive else torch.float32)
+    """Whether products made in `dtype` so far must go over to float64, to keep F⁻¹x to the promise for every x."""
+    if precision != "auto" or dtype == torch.float64:
+        return False
+    largest = PRODUCT_TOLERANCE / EPS32 * shift
+    # Two bounds of the largest eigenvalue: the first is cheaper, the second closer for rows of mixed directions. Both
+    # comparisons are False for matrices that are not finite.
+    return not bool(torch.linalg.matrix_norm(K).max() <= largest) and not bool(K.abs().sum(-1).max() <= largest)
 
 
 def is_sensitive(sensitivity: float, before: bool) -> bool:
@@ -75,13 +54,8 @@ def is_sensitive(sensitivity: float, before: bool) -> bool:
 def sensitivity(collinearity: float, terms: float, total: float) -> float:
     """How much relative errors of products with G can grow in the step Gᵀc, c = S⁻¹e_k; 1 for orthogonal rows.
 
-    The geometric mean of two things: the collinearity, by which errors of K grow in c, and terms/total, by which the
-    terms of Gᵀc cancel.
-
-    Args:
-        collinearity: max_i S_ii [S⁻¹]_ii.
-        terms: Σ c_i² ‖g_i‖².
-        total: ‖Gᵀc‖² = c·Kc.
+    The geometric mean of the collinearity, max_i S_ii [S⁻¹]_ii, by which errors of K grow in c, and of terms/total, by
+    which the terms of Gᵀc cancel: terms = Σ c_i² ‖g_i‖², total = ‖Gᵀc‖² = c·Kc.
     """
     # Terms that are all zero have nothing to cancel; a sum that rounding made negative has cancelled in full.
     cancellation = terms / max(total, sys.float_info.min) if terms > 0 else 1.0

@@ -22,11 +22,7 @@ class MFACPreconditioner(Windowed):
         preconditioner.step()
         optimizer.step()
 
-    Frozen parameters are left out. All arguments are those of `MFAC`.
-
-    Raises:
-        ValueError: an argument out of its range, or a mask that does not fit.
-        MemoryError: the window does not fit; the message has the figures.
+    Frozen parameters are left out. Arguments and errors are those of `MFAC`.
     """
 
     def __init__(
@@ -54,14 +50,10 @@ class MFACPreconditioner(Windowed):
     def step(self) -> bool:
         """Replaces every `.grad` by its part of F⁻¹g, in place; those that are None stay None.
 
-        Returns:
-            False if there is no gradient, or one that is not finite was skipped: gradients are unchanged, and the
-            optimizer's step should be skipped too.
-
-        Raises:
-            RuntimeError: a gradient is not finite (with `nonfinite="raise"`) or sparse. Nothing has changed.
+        Returns False if there is no gradient, or one that is not finite was skipped: gradients are unchanged, and the
+        optimizer's step should be skipped too. Raises as `MFAC.step` does.
         """
-        named = self._window.named
+        named = self._window.columns.named
         gradients = gradients_of([{"params": list(named.values()), "param_names": list(named)}])
         steps = self._window.precondition(gradients) if gradients else None
         if steps is None:
@@ -75,20 +67,16 @@ class MFACPreconditioner(Windowed):
         return self._window.diagnostics()
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state. Its rows are the window's own memory: save or deep-copy it before the next step."""
+        """As `MFAC.state_dict`: save or deep-copy it before the next step."""
         states = self._window.parameter_states().values()
         return {"window": self._window.shared_state(), "state": dict(enumerate(states))}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Loads a saved state; a window stored in another dtype or on another device is converted.
-
-        Raises:
-            ValueError: it is the state of another window. Nothing has changed.
-        """
+        """As `MFAC.load_state_dict`."""
         if not state_dict.keys() >= {"window", "state"}:
             raise ValueError("this is not a state of MFACPreconditioner: it has no window; did an optimizer save it?")
         tensors, states = self._window.columns.tensors, state_dict["state"]
         if len(tensors) != len(states):
             raise ValueError(f"the state is of {len(states)} parameters, and there are {len(tensors)} here")
         saved = {tensors[int(i)]: state for i, state in states.items()}
-        self._window.load_state(state_dict["window"], saved, self._window.named)
+        self._window.load_state(state_dict["window"], saved, self._window.columns.named)

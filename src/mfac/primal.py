@@ -12,24 +12,13 @@ from mfac.precision import Precision, needs_float64, product_dtype
 
 
 class PrimalBlocks:
-    """F_b⁻¹ for the blocks of one run, through the Cholesky factors of F_b = λI + G_bᵀ C G_b; G itself is not kept.
-
-    Args:
-        run: where the blocks lie.
-        factors: L of every block.
-        damping: λ.
-    """
+    """F_b⁻¹ for the blocks of one run, from the Cholesky factors of F_b = λI + G_bᵀ C G_b; G itself is not kept."""
 
     def __init__(self, run: BlockRun, factors: Float[Tensor, "blocks b b"], damping: float):
         self.run = run
         self._damping = damping
         self._L = factors
         self._step = max(1, BLOCK_PIECE // run.length**2)  # blocks that stay in cache
-
-    @classmethod
-    def from_sums(cls, run: BlockRun, fisher: Float[Tensor, "blocks b b"], damping: float) -> "PrimalBlocks":
-        """From the undamped Fisher blocks G_bᵀ C G_b."""
-        return cls(run, woodbury.factor(fisher, damping), damping)
 
     @classmethod
     def from_rows(
@@ -53,7 +42,6 @@ class PrimalBlocks:
         return cls(run, L, damping)
 
     def apply(self, x: Float[Tensor, "n *k"]) -> Float[Tensor, "n *k"]:
-        """F⁻¹ x."""
         return woodbury.solve(self._L, self._split(x.double())).flatten(0, 1).to(x.dtype)
 
     def quadratic_form(self, x: Float[Tensor, "n k"]) -> Float[Tensor, " k"]:
@@ -73,15 +61,12 @@ class PrimalBlocks:
         """[F⁻¹]_ij of entries counted from the run's start; zero between blocks."""
 
         def whitened(blocks: Int[Tensor, " k"], places: Int[Tensor, "k q"]) -> Float[Tensor, "k b q"]:
-            units = torch.zeros(
-                len(blocks), self.run.length, places.shape[1], dtype=torch.float64, device=places.device
-            )
+            units = self._L.new_zeros(len(blocks), self.run.length, places.shape[1])
             return woodbury.half_solve(self._L[blocks], units.scatter_(1, places[:, None], 1.0))
 
         return products.pair_products(rows, columns, self.run.length, self._step, whitened)
 
     def logdet(self) -> Float[Tensor, ""]:
-        """log det F⁻¹."""
         return -woodbury.log_det(self._L).sum()
 
     def refactor(self, damping: float) -> None:

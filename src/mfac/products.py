@@ -118,14 +118,9 @@ def pair_products(
     step: int,
     whitened: Callable[[Int[Tensor, " k"], Int[Tensor, "k q"]], Float[Tensor, "k r q"]],
 ) -> Float[Tensor, " n"]:
-    """W_i · W_j for pairs of columns (i, j) of blocks of `length` columns; zero between blocks.
+    """W_i · W_j for i in `rows` and j in `columns`, with blocks of `length` columns; zero between blocks.
 
-    Args:
-        rows: i.
-        columns: j.
-        length: of a block.
-        step: pairs worked on at once.
-        whitened: (blocks, columns of each block) -> those columns of W; each column is asked for once per step.
+    `whitened` makes columns of W from (blocks, columns of each block), once for `step` pairs.
     """
     out = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
     same = (rows // length == columns // length).nonzero()[:, 0]

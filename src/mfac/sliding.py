@@ -45,34 +45,24 @@ class SlidingInverse:
         self.size = 0
         self.shift = 1.0
         self.age = 0
-        self._P: Tensor | None = None
+        self.inverse: Tensor | None = None  # S⁻¹; None where only a factor is held, or nothing yet
         self._spare: Tensor | None = None
-        self._L: Tensor | None = None
+        self.L: Tensor | None = None  # solves where it is held, with other last digits than the inverse
         self._column: tuple[int, Any] | None = None
-
-    @property
-    def inverse(self) -> Float[Tensor, "m m"] | None:
-        """S⁻¹ where it is held; None where only a factor is, or nothing yet."""
-        return self._P
-
-    @property
-    def has_factor(self) -> bool:
-        """Whether a factor is held; then it solves, with other last digits than the inverse."""
-        return self._L is not None
 
     def restore(self, K: Tensor, size: int, shift: float, inverse: Tensor | None, age: int, has_factor: bool) -> None:
         """Takes over a saved state."""
         self.K.copy_(K)
         self.size, self.shift, self.age = size, shift, age
-        self._P = None if inverse is None else inverse.to(self.K.device, torch.float64, copy=True).contiguous()
-        self._L = self._column = None
+        self.inverse = None if inverse is None else inverse.to(self.K.device, torch.float64, copy=True).contiguous()
+        self.L = self._column = None
         if has_factor:
             self.factor()
 
     def reset(self, shift: float | None = None) -> None:
         """Forgets everything derived from K, after K or the shift has changed."""
         self.shift = self.shift if shift is None else shift
-        self._P = self._L = self._column = None
+        self.inverse = self.L = self._column = None
 
     def replace(self, k: int, column: Float[Tensor, " n"], shift: float) -> tuple[float, float]:
         """Puts `column` (products of the new row k with all n rows) into K, unless the new row is not finite.
@@ -88,7 +78,7 @@ class SlidingInverse:
         old = K[k, :n] + 0
         K[k, :n] = products
         K[:n, k] = products
-        if self._P is not None and n == self.size == len(K) and shift == self.shift:
+        if self.inverse is not None and n == self.size == len(K) and shift == self.shift:
             products[k] = 0
             square, drift, grown, refined = self._update(k, K, products)
         else:
@@ -98,47 +88,47 @@ class SlidingInverse:
             K[:n, k] = old
             return square, 0.0
         self.size, self.shift, self.age = n, shift, self.age + 1
-        self._L = self._column = None
+        self.L = self._column = None
         trusted = drift <= DRIFT_LIMIT and drift**2 * grown <= STEP_ERROR  # False for NaN
         if trusted and self.age < self._lifetime:
-            self._P, self._spare = self._spare, self._P
+            self.inverse, self._spare = self._spare, self.inverse
             self._column = (k, refined)
         else:
-            self._P = None
+            self.inverse = None
         return square, grown
 
     def factor(self) -> Float[Tensor, "n n"]:
         """L with L Lᵀ = S, remembered until S changes."""
-        if self._L is None:
-            self._L = woodbury.factor(self.K[: self.size, : self.size], self.shift)
-        return self._L
+        if self.L is None:
+            self.L = woodbury.factor(self.K[: self.size, : self.size], self.shift)
+        return self.L
 
     def settle(self) -> None:
         """Makes sure that an inverse or a factor is held."""
-        if self._P is None and self.size == len(self.K):
+        if self.inverse is None and self.size == len(self.K):
             # Always in one memory format: after a checkpoint sums must be made in the same order.
-            self._P, self.age = torch.cholesky_inverse(self.factor()).contiguous(), 0
-        elif self._P is None:
+            self.inverse, self.age = torch.cholesky_inverse(self.factor()).contiguous(), 0
+        elif self.inverse is None:
             self.factor()
 
     def sensitivity(self, k: int) -> float:
         """By how much errors of products with the window can grow in the step S⁻¹e_k; at least 1."""
         K, c = self.K[: self.size, : self.size], self.column(k)
         squares = K.diagonal()
-        known = self.factor().diagonal().square().reciprocal() if self._P is None else self._P.diagonal()
+        known = self.factor().diagonal().square().reciprocal() if self.inverse is None else self.inverse.diagonal()
         figures = ((squares + self.shift) * known).max(), squares @ c.square(), c @ (K @ c)
         return sensitivity(*torch.stack(figures).tolist())
 
     def solve(self, b: Float[Tensor, "n *k"]) -> Float[Tensor, "n *k"]:
         """S⁻¹ b."""
-        if self._P is None or self._L is not None:
+        if self.inverse is None or self.L is not None:
             return woodbury.solve(self.factor(), b)
-        a = self._P @ b
-        correction = self._P @ (b - self.shift * a - self.K @ a)
+        a = self.inverse @ b
+        correction = self.inverse @ (b - self.shift * a - self.K @ a)
         diagonal = self.K.diagonal() + self.shift
         drift = (diagonal @ correction.square()).max() / (diagonal @ a.square()).min()
         if not float(drift) <= SOLVE_DRIFT**2:
-            self._P = None  # beyond one refinement; the next `settle` recomputes it
+            self.inverse = None  # beyond one refinement; the next `settle` recomputes it
             return woodbury.solve(self.factor(), b)
         return a + correction
 
@@ -157,10 +147,10 @@ class SlidingInverse:
         Returns:
             K_kk, the drift of the new inverse, the sensitivity of S⁻¹e_k, and S⁻¹e_k itself.
         """
-        assert self._P is not None
+        assert self.inverse is not None
         if self._spare is None:
-            self._spare = torch.empty_like(self._P)
-        P, updated = self._array(self._P), self._array(self._spare)
+            self._spare = torch.empty_like(self.inverse)
+        P, updated = self._array(self.inverse), self._array(self._spare)
         with np.errstate(all="ignore"):  # the caller checks for non-finite values
             replace_row(P, k, others, K[k, k] + self.shift, out=updated)
             refined, figures = examine(K, updated, k, self.shift)

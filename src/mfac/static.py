@@ -10,13 +10,14 @@ import torch.distributed as dist
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mfac import woodbury
 from mfac.dual import DualBlocks
 from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
 from mfac.inverse_fisher import InverseFisher, check_damping, ranks_of
 from mfac.memory import available_memory, gib
 from mfac.pages import BlockRun, MadeColumns, Pages, Reduce, block_runs
-from mfac.precision import Precision, answer_dtype, check_precision
+from mfac.precision import Precision, check_precision, product_dtype
 from mfac.primal import PrimalBlocks
 
 Gradients = Tensor | GradientFile | FisherBlocks
@@ -56,7 +57,7 @@ class StaticInverseFisher(InverseFisher):
     @torch.no_grad()
     def __init__(
         self,
-        grads: Float[Tensor, "m d"] | GradientFile | FisherBlocks,
+        grads: Gradients,
         damping: float = 1e-5,
         *,
         block_size: int | None = None,
@@ -69,30 +70,22 @@ class StaticInverseFisher(InverseFisher):
         process_group: dist.ProcessGroup | None = None,
     ):
         options = BlockOptions(block_size, sizes, row_weights, device, page_size, overwrite, precision)
-        self._ranks = None if process_group is None else ranks_of(process_group)
+        self._ranks = ranks_of(process_group)
         # Ranks share the one block of the full matrix, which sums over them itself; other blocks lie on one rank each.
         self._shared = block_size is None and not isinstance(grads, FisherBlocks)
-        reduce = None
-        if self._ranks is None or self._ranks.size == 1:
-            options.check(grads, damping, least=1)
-        else:
-            with self._ranks.together("building the operator"):
-                options.check(grads, damping)
-            self._ranks.agree_on({"damping": float(damping), **options.description(grads)})
-            reduce = self._ranks.sum_ if self._shared else None
-        with self._alone("building the blocks"):
+        alone = self._ranks.size == 1
+        with self._ranks.together("building the operator"):
+            options.check(grads, damping, least=1 if alone else 0)
+        self._ranks.agree_on({"damping": float(damping), **options.description(grads)})
+        with self._separate("building the blocks"):
+            reduce = self._ranks.sum_ if self._shared and not alone else None
             self._blocks = build_blocks(grads, damping, options, reduce)
-        self._num_grads, dim = map(int, grads.shape)
-        dtype = torch.float32 if isinstance(grads, FisherBlocks) else answer_dtype(grads.dtype)
-        super().__init__(dim, damping, dtype, options.device_for(grads))
-
-    @property
-    def num_grads(self) -> int:
-        return self._num_grads
+        m, d = map(int, grads.shape)
+        dtype = torch.float32 if isinstance(grads, FisherBlocks) else product_dtype("auto", grads.dtype)
+        super().__init__(m, d, damping, dtype, options.device_for(grads))
 
     @torch.no_grad()
     def diagonal(self) -> Float[Tensor, " d"]:
-        """[F⁻¹]_ii for every i, each between 1/F_ii and 1/λ."""
         out = torch.empty(self._dim, dtype=self.dtype, device=self.device)
         for blocks in self._blocks:
             out[blocks.run.columns] = blocks.diagonal().to(self.dtype)
@@ -102,15 +95,6 @@ class StaticInverseFisher(InverseFisher):
     def logdet(self) -> Float[Tensor, ""]:
         """log det F⁻¹, in float64; over all ranks."""
         return self._over_blocks([blocks.logdet() for blocks in self._blocks], ())
-
-    def to_dense(self) -> Float[Tensor, "d d"]:
-        """F⁻¹ as a d x d tensor, if d is small; on one rank only."""
-        if self._ranks is not None and self._ranks.size > 1:
-            raise ValueError(
-                "the operator has some columns on each rank, and no rank can have the dense matrix; use op @ x, "
-                "op.diagonal(), or op[i, j] between weights of this rank"
-            )
-        return super().to_dense()
 
     def _apply(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]:
         out = torch.empty_like(x)
@@ -126,21 +110,18 @@ class StaticInverseFisher(InverseFisher):
 
     def _over_blocks(self, values: list[Tensor], shape: tuple[int, ...]) -> Tensor:
         """The sum over all blocks of all ranks."""
-        total = torch.zeros(shape, dtype=torch.float64, device=self.device)
-        for value in values:
-            total += value
-        return total if self._shared or self._ranks is None else self._ranks.sum_(total)
+        total = sum(values, torch.zeros(shape, dtype=torch.float64, device=self.device))
+        return total if self._shared else self._ranks.sum_(total)
 
-    def _alone(self, what: str) -> AbstractContextManager[None]:
+    def _separate(self, what: str) -> AbstractContextManager[None]:
         """For what each rank does with its own blocks: if it fails on one rank, it fails on all of them."""
-        return nullcontext() if self._shared or self._ranks is None else self._ranks.together(what)
+        return nullcontext() if self._shared else self._ranks.together(what)
 
     def _refactor(self, old_damping: float) -> None:
-        if self._ranks is not None:
-            self._ranks.agree_on({"damping": self.damping})
+        self._ranks.agree_on({"damping": self.damping})
         done: list[Blocks] = []
         try:
-            with self._alone("another damping"):
+            with self._separate("another damping"):
                 for blocks in self._blocks:
                     blocks.refactor(self.damping)
                     done.append(blocks)
@@ -163,7 +144,6 @@ class BlockOptions:
     precision: Precision = "auto"
 
     def device_for(self, grads: Gradients) -> torch.device:
-        """Where to compute."""
         if self.device is not None:
             return torch.empty(0, device=self.device).device  # "cuda" becomes "cuda:0"
         return torch.device("cpu") if isinstance(grads, GradientFile) else grads.device
@@ -208,18 +188,12 @@ class BlockOptions:
         }
 
 
-def build_blocks(
-    grads: Gradients, damping: float, options: "BlockOptions | None" = None, reduce: Reduce | None = None
-) -> list[Blocks]:
-    """The blocks of the damped Fisher matrix.
-
-    `reduce` sums over the ranks that share the full matrix, each with some of its columns.
-    """
-    options = options or BlockOptions()
+def build_blocks(grads: Gradients, damping: float, options: BlockOptions, reduce: Reduce | None = None) -> list[Blocks]:
+    """The blocks of the damped Fisher matrix; `reduce` sums over ranks that share the full matrix by its columns."""
     device = options.device_for(grads)
     if isinstance(grads, FisherBlocks):
         return [
-            PrimalBlocks.from_sums(run, total.to(device) / grads.num_grads, damping)
+            PrimalBlocks(run, woodbury.factor(total.to(device) / grads.num_grads, damping), damping)
             for run, total in zip(grads.runs, grads.sums, strict=True)
         ]
     source: Tensor | MadeColumns
@@ -235,8 +209,8 @@ def build_blocks(
         if run.length <= pages.shape[0] and reduce is None:
             found.append(PrimalBlocks.from_rows(run, pages, damping, options.precision, weights))
         else:
-            arguments = options.precision, weights, None, options.overwrite, reduce
-            found.append(DualBlocks(run, pages, damping, *arguments))
+            arguments = run, pages, damping, options.precision, weights, None, options.overwrite, reduce
+            found.append(DualBlocks(*arguments))
     return found
 
 

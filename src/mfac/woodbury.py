@@ -74,11 +74,7 @@ def quadratic_form(
 ) -> Float[Tensor, "*k"]:
     """xᵀF⁻¹x = (‖x‖² − ‖L⁻¹Gx‖²)/λ, held in [‖x‖⁴/(xᵀFx), ‖x‖²/λ] (Cauchy-Schwarz), so never negative.
 
-    Args:
-        x_squared: ‖x‖².
-        projected: ‖L⁻¹Gx‖².
-        curvature: xᵀFx.
-        damping: λ.
+    `projected` is ‖L⁻¹Gx‖², and `curvature` xᵀFx.
     """
     least = torch.where(x_squared > 0, x_squared.square() / curvature, 0.0)
     return ((x_squared - projected) / damping).clamp_max(x_squared / damping).maximum(least)
@@ -99,14 +95,10 @@ def single_sums(
 def removal_cost(
     squares: Float[Tensor, "*blocks"], a: Float[Tensor, "*blocks m"], u: Float[Tensor, "*blocks m"], damping: float
 ) -> Float[Tensor, "*blocks"]:
-    """The loss that the joint removal of Q adds in the quadratic model: ½ λ (‖θ_Q‖² + u·S_R⁻¹u).
+    """The loss that the joint removal of Q adds in the quadratic model: ½ λ (‖θ_Q‖² + u·S_R⁻¹u), u = G_Q θ_Q.
 
-    Args:
-        squares: ‖θ_Q‖².
-        a: S_R⁻¹u, with S_R = shift · I + G_R G_Rᵀ; the kept weights R move by G_Rᵀa. This is the exact joint Optimal
-            Brain Surgeon update, without the #Q x #Q system.
-        u: G_Q θ_Q.
-        damping: λ.
+    `squares` is ‖θ_Q‖², and a = S_R⁻¹u with S_R = shift · I + G_R G_Rᵀ. The kept weights R move by G_Rᵀa: the exact
+    joint Optimal Brain Surgeon update, without the #Q x #Q system.
     """
     return 0.5 * damping * (squares + (u * a).sum(-1))
 
@@ -139,15 +131,3 @@ def primal_removal(
     delta = torch.where(removed, -theta, moved)
     # ½ δᵀFδ = ½ (θ_QᵀF_QQθ_Q − θ_QᵀF_QRδ_R): the part on R vanishes where δ_R is the minimum.
     return delta, 0.5 * ((gone * right).sum(-1) - (torch.where(kept, right, 0.0) * moved).sum(-1)).clamp_min(0)
-
-
-def inverse_removal(
-    inverse: Float[Tensor, "*blocks b b"], theta: Float[Tensor, "*blocks b"], removed: Bool[Tensor, "*blocks b"]
-) -> tuple[Float[Tensor, "*blocks b"], Float[Tensor, "*blocks"]]:
-    """The joint removal from F⁻¹: δ = −F⁻¹_:Q ([F⁻¹]_QQ)⁻¹ θ_Q, and ½ θ_Qᵀ([F⁻¹]_QQ)⁻¹θ_Q."""
-    gone = torch.where(removed, theta, 0.0)
-    inner = torch.where(removed[..., :, None] & removed[..., None, :], inverse, 0.0)
-    inner.diagonal(dim1=-2, dim2=-1).add_((~removed).to(inverse.dtype))
-    x = torch.where(removed, solve(factor(inner, 0.0, overwrite=True), gone), 0.0)
-    delta = -torch.einsum("...ij,...j->...i", inverse, x)
-    return torch.where(removed, -theta, delta), 0.5 * (gone * x).sum(-1)

@@ -93,12 +93,16 @@ def test_json_is_one_object_with_the_command_to_repeat(tmp_path):
         (["train", "--optimizer", "task"], 1, "the task small defines no optimizer"),
         (["train", "--lr", "-1"], 1, "lr must be 0 or more"),
         (["train", "--num-grads", "100000000"], 1, "GiB"),
+        (["plan", "--block-size", "big"], 1, "block_size must be a positive int or None"),
+        (["plan", "--sparsity", "1"], 1, "sparsity must be between 0 and 1"),
+        (["report", "absent"], 1, "absent is not a run folder (it has no run.json); `mfac prune`"),
     ],
 )
 def test_wrong_arguments_are_reported_and_nothing_is_written(tmp_path, arguments, code, words):
     torch.save(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 5)).state_dict(), "other.pt")
+    write_task(tmp_path)
     command, *rest = arguments
-    result = mfac(command, write_task(tmp_path), *rest)
+    result = mfac(command, *([] if command == "report" else ["small.py"]), *rest)
     assert result.exit_code == code
     assert words in result.stderr
     assert "Traceback" not in result.output
@@ -181,19 +185,20 @@ def test_training_ends_with_a_table_weights_and_a_report(tmp_path):
 
 
 def test_settings_of_training_go_to_all_optimizers_or_to_one(tmp_path):
-    options = [
-        "--lr",
-        "sgd=0.2",
-        "--lr",
-        "0.01",
-        "--momentum",
-        "mfac=0.5",
-        "--weight-decay",
-        "1e-3",
+    options = ["--lr", "sgd=0.2", "--lr", "0.01", "--momentum", "mfac=0.5", "--weight-decay", "1e-3"]
+    options += [
         "--damping",
         "0.3",
+        "--num-grads",
+        5,
+        "--steps",
+        3,
+        "--schedule",
+        "constant",
+        "--window",
+        "int8",
+        "--json",
     ]
-    options += ["--num-grads", 5, "--steps", 3, "--schedule", "constant", "--window", "int8", "--json"]
     record = json.loads(mfac("train", write_task(tmp_path), *options).stdout)
     ours, sgd = (cell["settings"] for cell in record["cells"])
     assert ours == {

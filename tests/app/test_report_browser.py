@@ -77,7 +77,7 @@ def test_the_page_is_laid_out_on_phones_and_desktops(tmp_path, scheme, names):
 
 def test_tables_are_open_on_paper(tmp_path):
     """More sheets than without the rule that opens them."""
-    text = text_of("gradual")
+    text = text_of("twenty")
     sheets = []
     for content in (text, text.replace("details::details-content", "details::nothing")):
         (tmp_path / "report.html").write_text(content, encoding="utf-8")

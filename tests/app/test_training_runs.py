@@ -11,13 +11,13 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from mfac import MFAC
-from mfac.app.runs.optimizers import DEFAULTS, OPTIMIZERS, OptimizerSettings, make_optimizer
+from mfac.app.runs.optimizers import DEFAULTS, OptimizerSettings, make_optimizer
 from mfac.app.runs.task_batches import TaskBatches, epochs
 
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["mfac", "adamw", "task"])
 def test_interrupted_twice_it_ends_with_the_same_bits(tmp_path, name):
     task = small_task(optimizer=lambda params: torch.optim.NAdam(params, lr=0.01))
     settings = replace(TRAINING, optimizers=(OptimizerSettings(name, num_grads=4, momentum=0.9),), eval_every=5)
@@ -96,16 +96,12 @@ def test_evaluation_does_not_disturb_training(tmp_path):
 
 
 def test_tied_weights_are_saved_once_and_loaded_again(tmp_path):
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner, self.outer = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
-            self.outer.weight = self.inner.weight
+    def tied():
+        model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Tanh(), nn.Linear(8, 8, bias=False))
+        model[2].weight = model[0].weight
+        return model
 
-        def forward(self, x):
-            return self.outer(torch.tanh(self.inner(x)))
-
-    task = small_task(model=Tied)
+    task = small_task(model=tied)
     settings = replace(TRAINING, optimizers=(OptimizerSettings("sgd"),), epochs=1)
     trained = run(tmp_path / "a", settings, task)["cells"][0]
     again = replace(settings, checkpoint=str(tmp_path / "a" / trained["files"]["weights"]), steps=1)

@@ -12,8 +12,10 @@ from optimizers import through_a_file
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
+    get_optimizer_state_dict,
     get_state_dict,
     set_model_state_dict,
+    set_optimizer_state_dict,
     set_state_dict,
 )
 
@@ -188,6 +190,23 @@ def test_compressed_rows_can_be_loaded_on_as_many_ranks_only(rank_pool, tmp_path
     for message in rank_pool.run(3, compressed_elsewhere, str(tmp_path), options, False):
         assert "Missing key in checkpoint" in message
         assert "of 3" in message
+
+
+def full_state(group):
+    """A whole state on every rank, as get_optimizer_state_dict gathers it, and loaded again."""
+    training, twin = Training(group, "fsdp", momentum=0.9).steps(range(SAVED)), Training(group, "fsdp", momentum=0.9)
+    options = StateDictOptions(full_state_dict=True)
+    state = get_optimizer_state_dict(training.model, training.optimizer, options=options)
+    twin.model.load_state_dict(copy.deepcopy(training.model.state_dict()))
+    set_optimizer_state_dict(twin.model, twin.optimizer, state, options=options)
+    shape = tuple(state["state"]["0.weight"]["rows"].shape)
+    return shape, *(each.steps(range(SAVED, SAVED + MORE)).weights() for each in (training, twin))
+
+
+def test_a_full_state_of_sharded_parameters_loads_again(rank_pool):
+    for shape, weights, resumed in rank_pool.run(2, full_state):
+        assert shape == (8, 7, 5)
+        torch.testing.assert_close(resumed, weights, rtol=1e-12, atol=1e-13)
 
 
 def loads_shares_alone(group):

@@ -36,7 +36,9 @@ def pieces_of_everything(group, window):
     figures = {"logdet": op.logdet(), "forms": op.quadratic_form(x), "gram": op.gram.clone()}
     pieces = {"rows": op.rows.double(), "steps": steps, "product": (op @ x).T, "diagonal": op.diagonal()}
     op.damping = 2 * LAMBDA
-    with pytest.raises(ValueError, match=rf"on {group.size()} ranks, and a dense matrix has all of them"):
+    with pytest.raises(
+        ValueError, match=rf"{group.size()} ranks share the columns, and no rank can have the dense matrix"
+    ):
         op.to_dense()
     return figures | {"empty": empty, "damped": op.logdet()}, pieces, first
 

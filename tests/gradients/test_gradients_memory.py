@@ -19,7 +19,7 @@ def peak_rise(mode):
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
 @pytest.mark.parametrize(
     ("mode", "rows"),
-    [("batch", 96 + 8), ("sample", 96 + 8), ("blocks", 4 * 32)],  # blocks: of 384 gradients, in chunks of 32
+    [("sample", 96 + 8), ("blocks", 4 * 32)],  # blocks: of 384 gradients, in chunks of 32
 )
 def test_the_rows_and_a_chunk(mode, rows):
     assert peak_rise(mode) < rows * ROW

@@ -43,7 +43,7 @@ def test_the_mean_of_outer_products_is_the_true_fisher(how):
 
 
 @pytest.mark.parametrize("criterion", [nn.CrossEntropyLoss(), nn.MSELoss(), nn.BCEWithLogitsLoss()])
-@pytest.mark.parametrize("other", [{"method": "loop"}, {"chunk_size": 7}, {"cut": 6}])
+@pytest.mark.parametrize("other", [{"method": "loop"}, {"chunk_size": 7, "cut": 6}])
 def test_labels_of_a_sample_do_not_depend_on_how_samples_are_taken(criterion, other):
     inputs, targets = mlp(40).batch
     targets = targets if isinstance(criterion, nn.CrossEntropyLoss) else torch.randn(40, 3)
@@ -169,8 +169,7 @@ def test_ready_losses_refuse_other_batches():
         model_loss(nn.Identity(), torch.zeros(2))
 
 
-@pytest.mark.parametrize("per_sample", [False, True])
-@pytest.mark.parametrize("fisher", ["empirical", "sampled"])
+@pytest.mark.parametrize(("per_sample", "fisher"), [(False, "sampled"), (True, "empirical")])
 def test_model_loss_says_what_to_do_with_pairs(per_sample, fisher):
     case = mlp()
     message = r"Sequential does not take a tuple of 2: too many .*; use criterion_loss\(criterion\) for batches"

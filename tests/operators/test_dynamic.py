@@ -32,28 +32,13 @@ def test_empty_is_x_over_damping():
     assert (op.num_seen, op.num_grads) == (0, 8)
 
 
-def test_the_oldest_row_leaves_first():
+def test_the_oldest_row_leaves_first_also_after_another_was_replaced():
     rows, x = mixed(13, 30), torch.randn(30)
-    op = fill(window(), rows)
+    op = fill(window(), rows[:12])
+    op.replace(4, rows[12])  # the oldest
+    op.update(rows[12])
     assert op.num_seen == 8
     assert torch.allclose(op @ x, mfac.StaticInverseFisher(rows[5:], 1e-2) @ x, rtol=1e-4, atol=1e-4)
-
-
-def test_replace_does_not_change_the_order_of_updates():
-    rows, x = mixed(9, 30), torch.randn(30)
-    op = fill(window(), rows[:8])
-    op.replace(0, rows[8])
-    op.update(rows[0])  # takes the place of row 0, the oldest update, again
-    assert torch.allclose(op @ x, mfac.StaticInverseFisher(rows[:8], 1e-2) @ x, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(("normalize", "divisor"), [("seen", 3), ("full", 8)])
-def test_a_window_that_fills_divides_by_what_it_says(normalize, divisor):
-    rows, x = mixed(3, 30), torch.randn(30)
-    op = fill(window(normalize=normalize), rows)
-    weights = torch.full((3,), 1 / divisor)
-    expected = mfac.StaticInverseFisher(rows, 1e-2, row_weights=weights) @ x
-    assert torch.allclose(op @ x, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_as_good_as_a_fresh_cholesky_after_many_updates():
@@ -88,7 +73,7 @@ def test_drift_is_noticed_and_repaired():
     rows = mixed(20, 30, dtype=torch.float64)
     op = fill(window(dtype=torch.float64), rows[:8])
     op.update_and_apply(rows[8])
-    op._inverse._P += 1e-3 * torch.randn(8, 8, dtype=torch.float64)  # as if rounding had piled up
+    op._inverse.inverse += 1e-3 * torch.randn(8, 8, dtype=torch.float64)  # as if rounding had piled up
     op.update(rows[9])
     assert op._inverse.inverse is None
     step = op.update_and_apply(rows[10])
@@ -119,16 +104,13 @@ def test_a_state_of_another_window_is_refused(options, message):
         (torch.ones(30, device="meta"), "the gradient is on meta, the window on cpu"),
     ],
 )
-def test_gradients_of_the_wrong_kind_are_refused(g, message):
-    with pytest.raises(ValueError, match=message):
-        window().update(g)
-
-
-@pytest.mark.parametrize("k", [-1, 3, 8])
-def test_there_must_be_a_row_to_replace(k):
+def test_gradients_of_the_wrong_kind_and_rows_that_are_not_there_are_refused(g, message):
     op = fill(window(), mixed(3, 30))
-    with pytest.raises(IndexError, match=f"no row {k} to be replaced: the window holds 3"):
-        op.replace(k, torch.ones(30))
+    with pytest.raises(ValueError, match=message):
+        op.update(g)
+    for k in (-1, 3, 8):
+        with pytest.raises(IndexError, match=f"no row {k} to be replaced: the window holds 3"):
+            op.replace(k, torch.ones(30))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +120,6 @@ def test_there_must_be_a_row_to_replace(k):
         ({"m": 2.0}, "num_grads must be a positive int, not 2.0"),
         ({"d": -1}, "dim must be a positive int, not -1"),
         ({"normalize": "no"}, "normalize must be 'seen', 'full' or 'sum', not 'no'"),
-        ({"window": torch.int32}, "rows can be stored in .*, not torch.int32"),
         ({"precision": "double"}, "precision must be one of 'auto', 'float32', 'float64', not 'double'"),
         ({"damping": 0}, "damping must be positive and finite, not 0.0"),
     ],
@@ -146,16 +127,6 @@ def test_there_must_be_a_row_to_replace(k):
 def test_arguments_out_of_range_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         window(**arguments)
-
-
-def test_a_damping_that_fails_leaves_the_old_one():
-    rows, x = torch.full((8, 30), 1e3, dtype=torch.float64), torch.randn(30, dtype=torch.float64)
-    op = fill(window(dtype=torch.float64), rows)
-    before = op @ x
-    with pytest.raises(torch.linalg.LinAlgError, match="not positive definite"):
-        op.damping = 1e-300
-    assert op.damping == 1e-2
-    assert torch.allclose(op @ x, before)
 
 
 # One row of S replaced: the same formulas over tensors and over arrays.
@@ -210,9 +181,10 @@ def test_the_window_is_the_same_in_numpy_and_in_torch(monkeypatch):
 
 @each_way
 @pytest.mark.parametrize("filled", [0, 3, 6, 9])
-def test_a_gradient_that_is_not_finite_leaves_no_trace(in_numpy, filled, monkeypatch):
+@pytest.mark.parametrize("kind", [None, torch.bfloat16, torch.int8, mfac.TopK(0.2)], ids=str)
+def test_a_gradient_that_is_not_finite_leaves_no_trace(in_numpy, filled, kind, monkeypatch):
     monkeypatch.setattr(sliding, "SMALL", 96 if in_numpy else 0)
-    op, other = (fill(window(6), mixed(filled, 30)) for _ in range(2))
+    op, other = (fill(window(6, window=kind), mixed(filled, 30)) for _ in range(2))
     for bad in (float("nan"), float("inf"), 1e200):
         for call in (op.update, op.update_and_apply):
             with pytest.raises(RuntimeError, match=r"not finite.*the window is unchanged"):

@@ -6,16 +6,13 @@ from torch import nn
 from mfac.layout import ParameterLayout
 
 
-def test_default_is_every_trainable_parameter_in_order():
+def test_default_is_every_trainable_parameter_in_order_and_once():
     model = CASES["frozen_backbone"]().model
     layout = ParameterLayout(model)
     assert layout.names == ("7.weight", "7.bias")
     assert layout.sizes == (72, 3)
     assert layout.dim == layout.full_dim == 75
-
-
-def test_tied_weights_are_there_once_and_answer_to_both_names():
-    model = CASES["tied"]().model
+    model = CASES["tied"]().model  # once, by either name
     assert "head.weight" not in ParameterLayout(model).names
     assert ParameterLayout(model, "head.weight").names == ("embed.weight",)
 
@@ -38,7 +35,7 @@ def test_tensors_come_in_the_models_order():
         ("0.wieght", "'0.wieght' matches no parameter of the model; did you mean '0.weight'"),
         ("re:conv", "the pattern 're:conv' matches no parameter of the model; it has 0.weight, 0.bias"),
         (torch.zeros(2), r"a tensor of shape \(2,\) matches no parameter"),
-        ("0.bias", r"'0.bias' matches only frozen parameters; call requires_grad_\(True\) on 0.bias"),
+        ("0.bias", r"'0.bias' matches only frozen parameters; call requires_grad_\(True\) on them"),
         ([], "params is empty; name at least one"),
     ],
 )
@@ -76,13 +73,8 @@ def test_masks_keep_only_the_chosen_coordinates():
     layout.compress(torch.cat([torch.zeros(7), model[2].weight.flatten()]).expand(2, -1), rows)
     assert torch.equal(rows, row.expand(2, -1))
     assert torch.equal(layout.unflatten(row)["2.weight"], model[2].weight * keep)
-
-
-def test_masks_by_parameter_and_masks_that_keep_everything():
-    model = mlp().model
-    layout = ParameterLayout(model, masks={model[0].weight: torch.ones(7, 5, dtype=torch.bool)})
-    assert not layout.masked
-    assert layout.dim == 66
+    everything = ParameterLayout(model, masks={model[0].weight: torch.ones(7, 5, dtype=torch.bool)})  # by parameter
+    assert (everything.masked, everything.dim) == (False, 66)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +82,7 @@ def test_masks_by_parameter_and_masks_that_keep_everything():
     [
         ({"nothing": torch.ones(1).bool()}, "'nothing' matches no parameter of the model; it has 0.weight"),
         ({torch.zeros(3): torch.ones(3).bool()}, r"a tensor of shape \(3,\) matches no parameter"),
-        ({"0.bias": torch.ones(7)}, r"'0.bias' needs a bool tensor of shape \(7,\) .*torch.float32"),
+        ({"0.bias": torch.ones(7)}, r"'0.bias' needs a bool tensor of shape \(7,\).*torch.float32"),
         ({"0.bias": torch.ones(6).bool()}, r"this one is torch.bool of shape \(6,\)"),
         ({"0.bias": torch.zeros(7).bool()}, "the masks keep no coordinate at all"),
     ],

@@ -77,21 +77,14 @@ def test_nothing_depends_on_the_number_of_threads(kind, monkeypatch):
     for threads in (1, 2, 3, 50):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         answers.append((rows.project(M, x, torch.float64), rows.combine(a, torch.float64)))
-    for projected, combined in answers:
-        assert torch.equal(projected, answers[0][0])
-        assert torch.equal(combined, answers[0][1])
+    assert all(torch.equal(one, first) for answer in answers for one, first in zip(answer, answers[0], strict=True))
 
 
-def refuse(*args, **options):
-    raise subprocess.CalledProcessError(1, "cc")
+def failing(error):
+    def fail(*args, **options):
+        raise error
 
-
-def take_too_long(*args, **options):
-    raise subprocess.TimeoutExpired("cc", options["timeout"])
-
-
-def find_no_folder(*args, **options):
-    raise FileNotFoundError("no usable temporary directory found")
+    return fail
 
 
 @pytest.mark.usefixtures("fresh")
@@ -99,10 +92,10 @@ def find_no_folder(*args, **options):
     ("place", "name", "instead"),
     [
         (shutil, "which", lambda name: None),
-        (subprocess, "run", refuse),
-        (subprocess, "run", take_too_long),
+        (subprocess, "run", failing(subprocess.CalledProcessError(1, "cc"))),
+        (subprocess, "run", failing(subprocess.TimeoutExpired("cc", 10))),
         (subprocess, "run", lambda *args, **options: None),  # which leaves no library
-        (tempfile, "mkdtemp", find_no_folder),
+        (tempfile, "mkdtemp", failing(FileNotFoundError("no usable temporary directory found"))),
         (native, "SOURCE", native.SOURCE.with_name("nowhere.c")),
         (native, "_allowed", False),
     ],

@@ -19,8 +19,8 @@ def truth(rows, x, damping=DAMPING):
     return (x - G.T @ (dual @ (G @ x))) / oracle.np.longdouble(damping)
 
 
-def filled(rows, damping=DAMPING):
-    op = mfac.DynamicInverseFisher(len(rows), rows.shape[1], damping)
+def filled(rows, **options):
+    op = mfac.DynamicInverseFisher(len(rows), rows.shape[1], DAMPING, **options)
     for row in rows:
         op.update(row)
     return op
@@ -70,11 +70,8 @@ def test_four_digits_also_when_repeating_rows_spread_again():
 def test_precision_can_be_forced(precision, worst):
     rows = repeating(M, D, 10)
     static = mfac.StaticInverseFisher(rows, DAMPING, precision=precision)
-    op = mfac.DynamicInverseFisher(M, D, DAMPING, precision=precision)
-    for row in rows:
-        op.update(row)
     x = rows.T @ torch.randn(M)
-    for answer in (static @ x, op @ x):
+    for answer in (static @ x, filled(rows, precision=precision) @ x):
         assert (oracle.error(answer, truth(rows, x)) > 1e-4) == (precision == "float32")
         assert oracle.error(answer, truth(rows, x)) < worst
 

@@ -39,22 +39,15 @@ def test_blocks_in_the_primal_need_the_gradients_once(loads):
     assert sum(columns.stop - columns.start for columns in loads) == 40
 
 
-def test_overwrite_uses_the_memory_of_the_gradients():
-    grads = mixed(12, 40, 0.1)
-    before = grads.clone()
-    op = mfac.StaticInverseFisher(grads, 1e-2, overwrite=True)
-    assert not torch.equal(grads, before)
-    assert op[3, 7] == pytest.approx(float((mfac.StaticInverseFisher(before, 1e-2))[3, 7]), rel=1e-3)
-
-
-def test_overwrite_leaves_alone_what_float32_could_not_hold():
-    grads = mixed(12, 40, 100.0)
-    before = grads.clone()
-    op = mfac.StaticInverseFisher(grads, 1e-5, overwrite=True)
-    x = grads.T @ torch.randn(12)
-    dense, _ = oracle.inverse(oracle.fisher(before, 1e-5))
-    assert torch.equal(grads, before)
+@pytest.mark.parametrize(("norm", "damping", "fits"), [(0.1, 1e-2, True), (100.0, 1e-5, False)])
+def test_overwrite_uses_the_memory_of_the_gradients_if_float32_can_hold_the_result(norm, damping, fits):
+    grads = mixed(12, 40, norm)
+    before, x = grads.clone(), grads.T @ torch.randn(12)
+    op = mfac.StaticInverseFisher(grads, damping, overwrite=True)
+    dense, _ = oracle.inverse(oracle.fisher(before, damping))
+    assert torch.equal(grads, before) != fits
     assert oracle.error(op @ x, dense @ oracle.wide(x)) < 1e-4
+    assert float(op[3, 7]) == pytest.approx(float(dense[3, 7]), rel=1e-3)
 
 
 @pytest.mark.parametrize("options", [{}, {"block_size": 15}, {"page_size": 7}, {"overwrite": True}])
@@ -187,9 +180,14 @@ def test_a_dense_matrix_that_does_not_fit_is_refused(monkeypatch):
         op.to_dense()
 
 
-def test_a_damping_that_fails_leaves_the_old_one():
-    op = mfac.StaticInverseFisher(torch.full((12, 40), 1e3, dtype=torch.float64), 1e-2, block_size=15)
-    x = torch.randn(40, dtype=torch.float64)
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_a_damping_that_fails_leaves_the_old_one(kind):
+    rows, x = torch.full((12, 40), 1e3, dtype=torch.float64), torch.randn(40, dtype=torch.float64)
+    op = mfac.StaticInverseFisher(rows, 1e-2, block_size=15)
+    if kind == "dynamic":
+        op = mfac.DynamicInverseFisher(12, 40, 1e-2, dtype=torch.float64)
+        for row in rows:
+            op.update(row)
     before = op @ x
     with pytest.raises(torch.linalg.LinAlgError, match="not positive definite"):
         op.damping = 1e-300
@@ -212,11 +210,7 @@ def test_summed_blocks_refuse_what_is_for_gradients():
     assert sums.num_grads == 3
 
 
-@given(
-    sizes=st.lists(st.integers(0, 30), min_size=1, max_size=8).filter(any),
-    block_size=st.integers(1, 40),
-    columns=st.integers(1, 50),
-)
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=8).filter(any), st.integers(1, 40), st.integers(1, 50))
 def test_blocks_cover_every_column_once_and_never_straddle(sizes, block_size, columns):
     assert block_runs(40, 10, [10, 30]) == [BlockRun(0, 10, 4)]
     runs = block_runs(sum(sizes), block_size, sizes)

@@ -121,12 +121,8 @@ def test_int8_is_the_nearest_multiple_of_the_scale():
         assert 1 <= 127 * scale / block.abs().max() < 1 + 2**-14
     assert torch.equal(row, torch.round(g / scales) * scales)
     assert torch.equal(row.double(), torch.round(g / scales).double() * scales.double())  # exact, not only rounded
-
-
-@pytest.mark.parametrize("g", [torch.zeros(D), torch.full((D,), 1e-45), torch.full((D,), 1e30)])
-def test_int8_of_extreme_rows(g):
-    row = built(torch.int8).encode(g).dense
-    assert torch.allclose(row, g, rtol=0.01, atol=1e-44)
+    for extreme in (torch.zeros(D), torch.full((D,), 1e-45), torch.full((D,), 1e30)):
+        assert torch.allclose(rows.encode(extreme).dense, extreme, rtol=0.01, atol=1e-44)
 
 
 def test_stochastic_rounding_is_right_on_average_and_draws_from_itself():
@@ -196,18 +192,6 @@ def test_saved_and_loaded_goes_on_bit_for_bit(kind, after):
         assert other.damping == op.damping
 
 
-@every_kind
-def test_a_gradient_that_is_not_finite_changes_nothing(kind):
-    op, other = filled(kind), filled(kind)
-    for bad in (float("nan"), float("inf"), -float("inf")):
-        g = torch.ones(D)
-        g[7] = bad
-        with pytest.raises(RuntimeError, match=r"not finite.*the window is unchanged"):
-            op.update_and_apply(g)
-    for row in mixed(M, D, seed=4):
-        assert torch.equal(op.update_and_apply(row), other.update_and_apply(row))
-
-
 @pytest.mark.parametrize(("kind", "name"), [(torch.float16, "torch.float16"), (mfac.TopK(0.2), r"mfac.TopK\(0.2\)")])
 def test_a_gradient_beyond_the_range_of_its_storage_is_refused(kind, name):
     op = filled(kind)
@@ -259,9 +243,7 @@ def test_rows_beyond_the_range_of_a_storage_are_refused_when_they_are_loaded(the
         op.update(row)
     op.update(mixed(1, D, dtype=torch.float64)[0] * (1e6 if there != torch.float64 else 1e39))
     before = copy.deepcopy(fresh.state_dict())
-    with pytest.raises(
-        ValueError, match=r"row 3 of the saved window, stored in torch.*, has numbers that .* cannot hold"
-    ):
+    with pytest.raises(ValueError, match=r"row 3 of the saved window, stored in torch.*, has numbers that .* cannot"):
         fresh.load_state_dict(op.state_dict())
     assert same(fresh.state_dict(), before)
 

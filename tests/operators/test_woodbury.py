@@ -34,13 +34,8 @@ def test_a_matrix_beyond_float64_is_an_error_that_names_damping_scale_and_remedy
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("computed", [torch.float32, torch.float64])
 def test_products_do_not_depend_on_how_they_are_cut(stored, computed, monkeypatch):
-    for name, size in (
-        ("TILE", 64),
-        ("TILE_COLUMNS", 16),
-        ("GRAM_COLUMNS", 16),
-        ("WHITEN_COLUMNS", 16),
-        ("LEAST_ROWS", 4),
-    ):
+    sizes = {"TILE": 64, "TILE_COLUMNS": 16, "GRAM_COLUMNS": 16, "WHITEN_COLUMNS": 16, "LEAST_ROWS": 4}
+    for name, size in sizes.items():
         monkeypatch.setattr(products, name, size)
     G = mixed(10, 50, 1.0, stored)
     exact, x, a = G.double(), torch.randn(50, dtype=torch.float64), torch.randn(10, dtype=torch.float64)

@@ -203,7 +203,7 @@ OTHERS = {
     ),
     "names": (
         lambda model: mfac([(name[::-1], tensor) for name, tensor in model.named_parameters()]),
-        "saved with 'thgiew.0' where this optimizer has '0.weight'; pass the parameters in the order",
+        "saved with 'thgiew.0' where this optimizer has '0.weight'; pass the parameters in the same order",
     ),
     "mask": (lambda model: masked(model.parameters()), "saved with another mask of 0.weight; build the optimizer with"),
     "groups": (lambda model: mfac(groups_of(1, 1)), r"groups of \[1, 1\] parameters, .* has groups of \[4\]; build it"),

@@ -48,6 +48,19 @@ def test_a_preconditioner_refuses_the_state_of_something_else():
         preconditioner.load_state_dict(MFACPreconditioner(model.parameters(), 6).state_dict())
 
 
+def test_preconditioned_gradients_are_a_dense_inverse_times_the_gradient():
+    model, rows = network().double(), []
+    preconditioner = MFACPreconditioner(model.parameters(), 4, 0.1)
+    for step in range(6):
+        model.zero_grad()
+        loss_of(model, step).backward()
+        rows = [*rows[-3:], torch.cat([parameter.grad.flatten() for parameter in model.parameters()])]
+        assert preconditioner.step()
+        found, G = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]), torch.stack(rows)
+        F = 0.1 * torch.eye(len(found), dtype=G.dtype) + G.T @ G / 4
+        torch.testing.assert_close(found, torch.linalg.solve(F, rows[-1]), rtol=1e-9, atol=1e-12)
+
+
 def test_a_preconditioner_leaves_gradients_unchanged_when_it_does_nothing():
     model = network()
     preconditioner = MFACPreconditioner(model.parameters(), 4, nonfinite="skip")

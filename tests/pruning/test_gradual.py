@@ -1,6 +1,5 @@
 """GradualPruner: through the schedule, with masks that hold in training, and the same after any interruption."""
 
-import copy
 import os
 import re
 import signal
@@ -11,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from interrupted_pruning import SCHEDULE, build, run, train
-from models import cross_entropy, mlp
+from models import mlp
+from pruning_cases import same, state_of, zeros
 from torch.utils.data import DataLoader, TensorDataset
 
 from mfac.pruning.gradual import GradualPruner
@@ -22,18 +22,6 @@ SMALL = {"num_grads": 6, "block_size": 16, "recomputations": 2}
 
 def batches(case, size=2):
     return [(x, y) for x, y in zip(case.batch[0].split(size), case.batch[1].split(size), strict=True)]
-
-
-def weights_of(model):
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
-def same(left, right):
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
-
-
-def zeros(model):
-    return sum(int((p == 0).sum()) for p in model.parameters() if p.ndim > 1)
 
 
 def test_each_step_goes_to_the_next_sparsity_and_none_follows_the_last():
@@ -52,22 +40,26 @@ def test_each_step_goes_to_the_next_sparsity_and_none_follows_the_last():
         assert zeros(case.model) == round(sparsity * 56)
         assert same(pruner.masks, result.masks)
         assert pruner.steps_done == index + 1
-    before = weights_of(case.model)
+    before = state_of(case.model)
     assert pruner.next_sparsity is None
     assert pruner.step() is None
-    assert same(weights_of(case.model), before)
+    assert same(state_of(case.model), before)
     assert [len(records) for records in pruner.history] == [2, 2, 2]
     assert asked == [0, 1, 2]
 
 
-def test_a_step_is_a_call_of_prune():
+def test_a_step_is_a_call_of_prune_whatever_the_global_random_state():
     case, twin = mlp(24), mlp(24)
-    pruner = GradualPruner(case.model, case.loss_fn, batches(case), [0.3, 0.6], seed=5, **SMALL)
+    loader = DataLoader(TensorDataset(*case.batch), batch_size=4, shuffle=True)
+    pruner = GradualPruner(case.model, case.loss_fn, loader, [0.3, 0.6], seed=5, **SMALL)
     masks = None
     for index, sparsity in enumerate([0.3, 0.6]):
+        before = torch.get_rng_state()
         pruner.step()
-        masks = prune(twin.model, twin.loss_fn, batches(case), sparsity, masks=masks, seed=5 + index, **SMALL).masks
-        assert same(weights_of(case.model), weights_of(twin.model))
+        assert torch.equal(torch.get_rng_state(), before)
+        torch.rand(3)
+        masks = prune(twin.model, twin.loss_fn, loader, sparsity, masks=masks, seed=5 + index, **SMALL).masks
+        assert same(state_of(case.model), state_of(twin.model))
     assert same(pruner.masks, masks)
 
 
@@ -143,7 +135,7 @@ def test_the_state_is_plain_and_goes_on_alike(tmp_path):
         pruner.step()
         train(model, optimizer, data, 9)
         pruner.step()
-        return weights_of(model)
+        return state_of(model)
 
     expected = finish(model, optimizer, pruner, data)
     state = torch.load(tmp_path / "state.pt", weights_only=True)
@@ -159,31 +151,6 @@ def test_the_state_is_plain_and_goes_on_alike(tmp_path):
     ]
 
 
-def test_a_loader_that_shuffles_by_the_global_state_leaves_that_alone_and_differs_from_step_to_step():
-    case = mlp(24)
-    seen = []
-
-    def loss_fn(model, batch):
-        seen.append(batch[0].clone())
-        return cross_entropy(model, batch)
-
-    loader = DataLoader(TensorDataset(*case.batch), batch_size=4, shuffle=True)
-    firsts = []
-    for _ in range(2):  # the second round: another global state, the same pruner
-        torch.rand(3)
-        model = copy.deepcopy(case.model)
-        pruner = GradualPruner(model, loss_fn, loader, [0.3, 0.6], **SMALL)
-        for _ in range(2):
-            seen.clear()
-            before = torch.get_rng_state()
-            pruner.step()
-            assert torch.equal(torch.get_rng_state(), before)
-            firsts.append(seen[0])
-    assert not torch.equal(firsts[0], firsts[1])
-    assert torch.equal(firsts[0], firsts[2])
-    assert torch.equal(firsts[1], firsts[3])
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -194,13 +161,13 @@ def test_a_loader_that_shuffles_by_the_global_state_leaves_that_alone_and_differ
 )
 def test_states_of_something_else(change, message):
     model, _, pruner, _ = build()
-    before = weights_of(model)
+    before = state_of(model)
     with pytest.raises(ValueError, match=message):
         pruner.load_state_dict(pruner.state_dict() | change)
     with pytest.raises(ValueError, match="not a state of a GradualPruner: generators, history, masks, schedule"):
         pruner.load_state_dict({"steps_done": 1, "seed": 0})
     assert pruner.steps_done == 0
-    assert same(weights_of(model), before)
+    assert same(state_of(model), before)
 
 
 def test_killed_in_mid_schedule_and_resumed_is_the_same_as_undisturbed(tmp_path):

@@ -7,20 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from models import CASES, mlp
+from pruning_cases import same, some_masks
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.utils import prune
 
 from mfac.pruning.masks import apply_masks, load_masks, masks_from_zeros, save_masks, to_torch_ao, to_torch_prune
-
-
-def some_masks(model, seed=0):
-    torch.manual_seed(seed)
-    return {name: torch.rand(p.shape) > 0.5 for name, p in model.named_parameters() if p.ndim > 1}
-
-
-def same(left, right):
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
 def test_saved_and_loaded(tmp_path):
@@ -42,6 +34,7 @@ def test_from_torch_prune_model_and_its_state_dict():
     model = mlp().model
     prune.l1_unstructured(model[0], "weight", 0.4)
     prune.random_unstructured(model[2], "bias", 1)
+    model.register_buffer("causal_mask", torch.ones(3, 3))  # an attention mask is none
     expected = {"0.weight": model[0].weight_mask.bool(), "2.bias": model[2].bias_mask.bool()}
     assert same(load_masks(model), expected)
     assert same(load_masks(model.state_dict()), expected)
@@ -105,13 +98,6 @@ def test_masks_from_zeros_leaves_biases_alone():
     apply_masks(model, masks)
     nn.init.zeros_(model[0].bias)
     assert same(masks_from_zeros(model), masks)
-
-
-def test_an_attention_mask_is_no_pruning_mask():
-    model = mlp().model
-    model.register_buffer("causal_mask", torch.ones(3, 3))
-    prune.identity(model[0], "weight")
-    assert list(load_masks(model)) == ["0.weight"]
 
 
 def test_nothing_to_load_or_save(tmp_path):

@@ -4,23 +4,15 @@ import itertools
 
 import pytest
 import torch
-from pruning_cases import (
-    DAMPING,
-    SIZES,
-    blocks_of,
-    dense_fisher,
-    dense_joint,
-    dense_obs,
-    dense_scores,
-    quadratic,
-)
+from pruning_cases import DAMPING, SIZES, blocks_of, dense_fisher, dense_joint, dense_obs, dense_scores, quadratic
 
 import mfac
+from experiments.baselines.woodfisher import inverse_removal
 from mfac import pages, primal
 from mfac.pruning.curvature import FisherCurvature
 from mfac.pruning.dampings import FRACTIONS, choose_damping
 from mfac.pruning.greedy import greedy_costs
-from mfac.woodbury import inverse_removal, primal_removal
+from mfac.woodbury import primal_removal
 
 CPU = torch.device("cpu")
 
@@ -42,9 +34,8 @@ def built(kind, rows, block_size, tmp_path=None, monkeypatch=None):
 
 
 CASES = [
-    *itertools.product(["rows"], [4, 24], [None, 7, 1]),
-    *itertools.product(["sliced", "disk"], [4, 24], [None, 7]),
-    *itertools.product(["sums"], [4, 24], [7, 1]),
+    *itertools.product(["rows"], [4, 24], [None, 7]),
+    *[("rows", 4, 1), ("sliced", 4, None), ("sliced", 24, 7), ("disk", 24, None), ("disk", 4, 7), ("sums", 24, 7)],
 ]
 
 
@@ -67,16 +58,6 @@ def test_every_update_is_the_dense_one(kind, m, block_size, update, tmp_path, mo
     assert torch.allclose(curvature.scores(problem.theta), dense_scores(problem.F, problem.theta), rtol=1e-5)
 
 
-def test_the_joint_cost_is_the_least_of_all_updates():
-    problem = quadratic(12, 7)
-    removed = torch.rand(32, generator=torch.Generator().manual_seed(3)) < 0.5
-    curvature = built("rows", problem.rows, 7)
-    costs = {update: curvature.remove(problem.theta, removed, update)[1] for update in ("joint", "obs", "none")}
-    assert costs["joint"] < costs["obs"]
-    assert costs["joint"] < costs["none"]
-    assert costs["joint"] == pytest.approx(dense_joint(problem.F, problem.theta, removed)[1])
-
-
 def test_primal_and_inverse_removals_agree_also_for_all_and_for_none():
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(5, 9, 6, generator=generator, dtype=torch.float64)
@@ -92,8 +73,7 @@ def test_primal_and_inverse_removals_agree_also_for_all_and_for_none():
 
 
 @pytest.mark.parametrize("block_size", [None, 7, 32])
-@pytest.mark.parametrize("m", [4, 24])
-@pytest.mark.parametrize("kind", ["rows", "sliced"])
+@pytest.mark.parametrize(("kind", "m"), [("rows", 4), ("rows", 24), ("sliced", 24)])
 def test_groups_cost_what_the_dense_system_says(kind, m, block_size, monkeypatch):
     problem = quadratic(m, block_size)
     ids = torch.randint(6, (32,), generator=torch.Generator().manual_seed(5))

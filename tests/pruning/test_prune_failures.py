@@ -3,32 +3,18 @@
 import pytest
 import torch
 from models import cnn, mlp
+from pruning_cases import quick, same, state_of, zeros
 from torch import nn
 
 import mfac
-from mfac.pruning import prune
-
-
-def quick(case, sparsity, **options):
-    options = {"num_grads": 4, "block_size": 8, "recomputations": 3, "progress": False} | options
-    return prune(case.model, case.loss_fn, [case.batch], sparsity, **options)
-
-
-def state(model):
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
-
-
-def unchanged(model, before):
-    return all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
+from mfac.pruning import Pruner, PruningOptions, prune
+from mfac.pruning.weights import MaskedWeights
 
 BAD = [
     ({"sparsity": -0.1}, "number from 0 to 1, not -0.1"),
-    ({"sparsity": 1.5}, "number from 0 to 1, not 1.5"),
     ({"sparsity": 90}, r"not 90; did you mean 0\.9\?"),
     ({"sparsity": float("nan")}, "number from 0 to 1, not nan"),
-    ({"sparsity": "half"}, "number from 0 to 1, not 'half'"),
-    ({"sparsity": 1.0}, "the floor keeps 2 of them so that no layer dies; request a sparsity of at most 0.964"),
+    ({"sparsity": 1.0}, "the floor keeps 2 of them; request a sparsity of at most 0.964"),
     ({"sparsity": None}, 'sparsity=None requires an "N:M" pattern'),
     ({"sparsity": {"0.weight": 2.0}}, "number from 0 to 1, not 2.0"),
     ({"sparsity": {"0.wieght": 0.5}}, "targets: '0.wieght' matches no parameter of the model; did you mean '0.weight'"),
@@ -39,18 +25,12 @@ BAD = [
     ({"update": "exact"}, "update must be one of 'joint', 'obs', 'none', not 'exact'"),
     ({"scope": "row"}, "scope must be one of 'global', 'layer', not 'row'"),
     ({"order": "random"}, "order must be one of 'scores', 'greedy'"),
-    ({"method": "sgd"}, "method must be one of 'mfac', 'magnitude'"),
     ({"recomputations": 0}, "recomputations must be a positive int, not 0"),
-    ({"loss_batches": 0}, "loss_batches must be a positive int, not 0"),
-    ({"num_grads": 0}, "num_grads must be a positive int, not 0"),
     ({"block_size": 0}, "block_size must be a positive int or None"),
-    ({"damping": 0.0}, "damping must be"),
     ({"damping": "automatic"}, 'damping must be a positive number or "auto", not \'automatic\''),
-    ({"floor": -1}, "floor must be a number of weights or, below 1, a fraction"),
     ({"floor": 1.5}, "floor must be a number of weights or, below 1, a fraction"),
     ({"floor": 30}, "the floor keeps 51 of them"),
     ({"pattern": "4:2"}, 'pattern must be "N:M" with 0 < N < M'),
-    ({"pattern": "blocks"}, 'pattern must be "N:M" with 0 < N < M'),
     ({"pattern": "2:4", "sparsity": None}, r"0.weight has shape \(7, 5\), and 4 must divide its dimension 1"),
     ({"pattern": "1:7", "sparsity": 0.5, "targets": "2.weight"}, "sparsity of its own, 0.857143; pass sparsity=None"),
     ({"pattern": "channel", "targets": ["0.bias"]}, r"0.bias has shape \(7,\), so no channels"),
@@ -68,23 +48,23 @@ BAD = [
 @pytest.mark.parametrize(("options", "message"), BAD, ids=[str(options) for options, _ in BAD])
 def test_bad_arguments(options, message):
     case = mlp()
-    before = state(case.model)
+    before = state_of(case.model)
     with pytest.raises(ValueError, match=message):
         quick(case, **({"sparsity": 0.5} | options))
-    assert unchanged(case.model, before)
+    assert same(state_of(case.model), before)
 
 
 def test_a_sparsity_below_the_present_one():
     case = mlp()
     masks = quick(case, 0.5).masks
-    before = state(case.model)
+    before = state_of(case.model)
     with pytest.raises(
         ValueError, match=r"the requested sparsity, 0.3036, is below the present one, 0.5 \(28 of 56 weights"
     ):
         quick(case, 0.3, masks=masks)
     with pytest.raises(ValueError, match=r"0.weight: the requested sparsity, 0, is below"):
         quick(case, {"0.weight": 0.0, "2.weight": 0.9}, masks=masks)
-    assert unchanged(case.model, before)
+    assert same(state_of(case.model), before)
 
 
 def test_a_diverged_model():
@@ -101,7 +81,7 @@ def test_batches_that_run_out_for_good():
     batches = iter([case.batch] * 9)
     with pytest.raises(ValueError, match=r"gave 9 and then nothing more.*3 recomputations need 12 gradients"):
         prune(case.model, case.loss_fn, batches, 0.5, num_grads=4, recomputations=3)
-    assert sum(int((p == 0).sum()) for p in case.model.parameters() if p.ndim > 1) == 56 - round(56 * 0.5 ** (2 / 3))
+    assert zeros(case.model) == 56 - round(56 * 0.5 ** (2 / 3))
     with pytest.raises(ValueError, match="batches is empty"):
         prune(case.model, case.loss_fn, [], 0.5)
     with pytest.raises(ValueError, match="one dict, not an iterable of batches"):
@@ -121,27 +101,51 @@ class Bomb:
         return self.loss_fn(model, batch)
 
 
-def snapshots(case):
-    found = [state(case.model)]
-    quick(case, 0.5, on_step=lambda result: found.append(state(case.model)), loss_batches=1)
+@pytest.fixture(scope="module")
+def complete():
+    """The states before the first step, and after each of the steps."""
+    case = mlp()
+    found = [state_of(case.model)]
+    quick(case, 0.5, on_step=lambda result: found.append(state_of(case.model)), loss_batches=1)
     return found
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("a broken batch")], ids=["Ctrl-C", "error"])
-@pytest.mark.parametrize("call", [1, 2, 5, 6, 7, 11, 16])
-def test_whatever_happens_the_model_holds_the_last_complete_step(call, error):
+@pytest.mark.parametrize("call", [1, 5, 6, 7, 16])
+def test_whatever_happens_the_model_holds_the_last_complete_step(complete, call, error):
     """One loss at the start; each step has four gradients and a loss."""
-    complete = snapshots(mlp())
     case = mlp()
     with pytest.raises(type(error)):
         quick(case._replace(loss_fn=Bomb(case.loss_fn, call, error)), 0.5, loss_batches=1)
-    assert unchanged(case.model, complete[max(0, call - 2) // 5])
+    assert same(state_of(case.model), complete[max(0, call - 2) // 5])
     assert all(parameter.grad is None for parameter in case.model.parameters())
+
+
+def test_interrupted_in_the_middle_of_writing_the_weights(complete, monkeypatch):
+    case = mlp()
+    options = PruningOptions(num_grads=4, block_size=8, recomputations=3, loss_batches=1, progress=False)
+    pruner = Pruner(case.model, case.loss_fn, [case.batch], 0.5, options)
+    pruner.step()
+    masks, write = dict(pruner.weights.masks), MaskedWeights.write
+
+    def write_half(self, *arguments):
+        whole, self.targets = self.targets, {"0.weight": self.targets["0.weight"]}
+        write(self, *arguments)
+        self.targets = whole
+        assert not same(state_of(case.model), complete[1])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(MaskedWeights, "write", write_half)
+    with pytest.raises(KeyboardInterrupt):
+        pruner.step()
+    assert same(state_of(case.model), complete[1])
+    assert same(pruner.weights.masks, masks)
+    assert same(pruner.result.masks, masks)
 
 
 def test_a_step_that_breaks_the_model_is_undone():
     case = mlp()
-    before = state(case.model)
+    before = state_of(case.model)
 
     def loss_fn(model, batch):
         loss = case.loss_fn(model, batch)
@@ -149,21 +153,21 @@ def test_a_step_that_breaks_the_model_is_undone():
 
     with pytest.raises(RuntimeError, match="the loss became nan in this step, which is undone"):
         prune(case.model, loss_fn, [case.batch], 0.9, num_grads=4, recomputations=2)
-    assert unchanged(case.model, before)
+    assert same(state_of(case.model), before)
 
 
 def test_batch_norm_that_fails_is_put_back():
     case = cnn()
-    before = state(case.model)
+    before = state_of(case.model)
     flags = [module.training for module in case.model.modules()]
     with pytest.raises(RuntimeError):
         quick(case, 0.5, bn_batches=[torch.randn(2, 3, 8, 8), torch.randn(2, 4, 8, 8)])
-    assert unchanged(case.model, before)
+    assert same(state_of(case.model), before)
     assert [module.training for module in case.model.modules()] == flags
     assert case.model[1].momentum == 0.1
     with pytest.raises(ValueError, match="bn_batches gave no batch"):
         quick(case, 0.5, bn_batches=[])
-    assert unchanged(case.model, before)
+    assert same(state_of(case.model), before)
 
 
 def test_memory_that_is_not_there(monkeypatch):

@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 from models import cnn, mlp
+from pruning_cases import same, state_of
 from torch.utils.data import DataLoader, TensorDataset
 
 from mfac.pruning import GradualPruner, prune
@@ -14,14 +15,6 @@ from mfac.pruning.options import PruningOptions
 from mfac.pruning.step import Pruner
 
 QUICK = PruningOptions(num_grads=4, block_size=8, recomputations=3, loss_batches=2, progress=False)
-
-
-def state_of(model):
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def same(left, right):
-    return left.keys() == right.keys() and all(torch.equal(value, right[name]) for name, value in left.items())
 
 
 def loader(generator=None):
@@ -56,9 +49,7 @@ def test_steps_are_those_of_prune():
         pruner.step()
 
 
-@pytest.mark.parametrize("seed", [None, 5])
-@pytest.mark.parametrize("own_generator", [False, True])
-@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize(("steps", "own_generator", "seed"), [(0, False, 5), (2, True, None), (2, False, None)])
 def test_a_resumed_run_is_that_of_an_undisturbed_one(tmp_path, steps, own_generator, seed):
     def build(start):
         case = mlp()

@@ -51,14 +51,11 @@ def mfac(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="mfac")
 
 
-def environment():
-    return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "COLUMNS": "120"}
-
-
 def start(*arguments, cwd, **options):
     """A command in a process of its own, which Ctrl-C interrupts even where the tests run in the background."""
     command = [sys.executable, "-m", "mfac", *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "COLUMNS": "120"}
     return subprocess.Popen(
-        command, cwd=cwd, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        command, cwd=cwd, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **options,
     )  # fmt: skip

@@ -21,7 +21,7 @@ SETTINGS: dict[str, Any] = {"lr": 0.05, "num_grads": 8, "damping": 0.05}
 CASES: dict[str, dict[str, Any]] = {
     "momentum_l2": {"momentum": 0.9, "weight_decay": 0.01},
     "masks": {"masked": True, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1, "decoupled_weight_decay": True},
-    "clipped": {"max_step_norm": 0.05, "update_every": 2, "damping": lambda step: 0.05 if step < 50 else 0.08},
+    "clipped": {"max_step_norm": 0.05, "update_every": 2, "damping": lambda step: 0.05 if step < 20 else 0.08},
 }
 
 

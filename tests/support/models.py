@@ -1,6 +1,6 @@
 """Small seeded models of every kind, each with a loss and a batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,19 @@ class Case(NamedTuple):
 def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
     inputs, targets = batch
     return F.cross_entropy(model(inputs), targets)
+
+
+def backward_rows(model: nn.Module, loss_fn: Callable[[Any, Any], Tensor], batches: Iterable[Any]) -> Tensor:
+    """The rows of G in the obvious way: in eval mode, one `backward()` per batch."""
+    model.eval()
+    rows = []
+    for batch in batches:
+        model.zero_grad(set_to_none=True)
+        loss_fn(model, batch).backward()
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters() if p.requires_grad]
+        rows.append(torch.cat([grad.flatten() for grad in grads]))
+    model.zero_grad(set_to_none=True)
+    return torch.stack(rows)
 
 
 def mlp(n: int = 6) -> Case:
@@ -242,19 +255,9 @@ def normalised(n: int = 6) -> Case:
 
 
 CASES: dict[str, Callable[..., Case]] = {
-    "mlp": mlp,
-    "cnn": cnn,
-    "signal": signal,
-    "resnet": resnet,
-    "transformer": transformer,
-    "tied": tied,
-    "embedding": embedding,
-    "lstm": lstm,
-    "packed": packed,
-    "frozen_backbone": frozen_backbone,
-    "unused_parameter": unused_parameter,
-    "mixed_use": mixed_use,
-    "branching": branching,
-    "branching_sequences": branching_sequences,
-    "normalised": normalised,
-}
+    build.__name__: build
+    for build in (
+        mlp, cnn, signal, resnet, transformer, tied, embedding, lstm, packed, frozen_backbone, unused_parameter,
+        mixed_use, branching, branching_sequences, normalised,
+    )
+}  # fmt: skip

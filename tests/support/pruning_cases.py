@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+import mfac
+
 DAMPING = 1e-2
 SIZES = (12, 20)  # of the two tensors: 3 x 4 and 4 x 5
 
@@ -84,3 +86,33 @@ def dense_obs(F: Tensor, theta: Tensor, removed: Tensor) -> Tensor:
 
 def dense_scores(F: Tensor, theta: Tensor) -> Tensor:
     return theta.square() / (2 * torch.linalg.inv(F).diagonal())
+
+
+def quick(case, sparsity, batches=None, **options):
+    """`mfac.prune` of a case of `models`, in a few small steps."""
+    options = {"num_grads": 4, "block_size": 8, "recomputations": 3, "progress": False} | options
+    return mfac.prune(case.model, case.loss_fn, batches or [case.batch], sparsity, **options)
+
+
+def solve(problem, sparsity, block_size, **options):
+    """`mfac.prune` of a quadratic, in one step with all of its gradients."""
+    options = {"damping": DAMPING, "recomputations": 1, "num_grads": 8, "loss_batches": 8} | options
+    return mfac.prune(problem.model, problem.loss_fn, problem.batches, sparsity, block_size=block_size, **options)
+
+
+def state_of(model):
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def same(left, right):
+    return left.keys() == right.keys() and all(torch.equal(value, right[name]) for name, value in left.items())
+
+
+def zeros(model):
+    """In weights of two or more dimensions."""
+    return sum(int((p == 0).sum()) for p in model.parameters() if p.ndim > 1)
+
+
+def some_masks(model, seed=0):
+    torch.manual_seed(seed)
+    return {name: torch.rand(p.shape) > 0.5 for name, p in model.named_parameters() if p.ndim > 1}

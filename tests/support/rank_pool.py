@@ -1,4 +1,4 @@
-"""Four processes that wait for work, so that a test on several ranks does not pay for starting them."""
+"""Processes that wait for work, so that a test on several ranks does not pay for starting them."""
 
 import multiprocessing
 import os
@@ -8,7 +8,6 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-MOST = 4
 TIMEOUT = timedelta(seconds=60)
 
 
@@ -18,13 +17,15 @@ class RankPool:
     The function is one of a module that the processes can import; results are pickled.
     """
 
-    def __init__(self, folder):
-        context = multiprocessing.get_context("spawn")
+    def __init__(self, folder, most=4):
+        # Forked from a process that has imported torch once for all of them, and has no threads yet.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch._dynamo", "distributed_cases"])
         store = str(folder / "store")
         self._pipes, self._processes = [], []
-        for rank in range(MOST):
+        for rank in range(most):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, store, theirs), daemon=True)
+            process = context.Process(target=_serve, args=(rank, most, store, theirs), daemon=True)
             process.start()
             self._pipes.append(ours)
             self._processes.append(process)
@@ -47,12 +48,12 @@ class RankPool:
             process.kill()
 
 
-def _serve(rank, store, pipe):
-    # Numbers must not depend on how many cores there are, and four processes share what there is.
+def _serve(rank, most, store, pipe):
+    # Numbers must not depend on how many cores there are, and all processes share what there is.
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=MOST, timeout=TIMEOUT)
-    groups = {size: dist.new_group(list(range(size)), timeout=TIMEOUT) for size in range(1, MOST + 1)}
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=most, timeout=TIMEOUT)
+    groups = {size: dist.new_group(list(range(size)), timeout=TIMEOUT) for size in range(1, most + 1)}
     while (work := pipe.recv()) is not None:
         size, function, arguments = work
         try:

@@ -24,42 +24,43 @@ TRAINING = TrainingSettings(
     seeds=(1, 2, 3),
     epochs=10,
 )
-LOOKS = {"mfac": ("M-FAC", "tab:blue", "o", "-"), "magnitude": ("magnitude", "tab:orange", "s", "--"),
-         "sgd": ("SGD, momentum", "tab:orange", "s", "--"), "adam": ("Adam", "tab:green", "^", ":")}  # fmt: skip
+OTHER = {"color": "tab:orange", "marker": "s", "linestyle": "--"}
+LOOKS: dict[str, dict[str, Any]] = {
+    "mfac": {"label": "M-FAC", "color": "tab:blue", "marker": "o"},
+    "magnitude": {"label": "magnitude", **OTHER},
+    "sgd": {"label": "SGD, momentum", **OTHER},
+    "adam": {"label": "Adam", "color": "tab:green", "marker": "^", "linestyle": ":"},
+}
 
 
-def run(folder: Path, watcher: Watcher | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+def run(folder: Path, watcher: Watcher | None = None) -> list[dict[str, Any]]:
     """Prunes and trains, always from the start; the records of the runs in `prune` and `train` of the folder."""
     task = load_task("digits")
-    pruned = run_task(task, PRUNING, folder / "prune", command="mfac demo", fresh=True, watcher=watcher)
-    trained = run_task(task, TRAINING, folder / "train", command="mfac demo", fresh=True, watcher=watcher)
-    return pruned, trained
+    every: tuple[PruningSettings | TrainingSettings, ...] = (PRUNING, TRAINING)
+    return [run_task(task, one, folder / one.kind, command="mfac demo", fresh=True, watcher=watcher) for one in every]
 
 
-def plot(pruned: dict[str, Any], trained: dict[str, Any], path: Path) -> None:
+def plot(records: list[dict[str, Any]], path: Path) -> None:
     """One picture of both: accuracy against sparsity, and the loss during training."""
     from matplotlib.figure import Figure
 
+    pruned, trained = records
     figure = Figure(figsize=(11.5, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     for method in PRUNING.methods:
         cells = [cell for cell in pruned["cells"] if cell["method"] == method]
-        _line(left, method, *([100 * cell[key] for cell in cells] for key in ("sparsity", "measure")), markersize=6)
+        x, y = ([100 * cell[key] for cell in cells] for key in ("sparsity", "measure"))
+        left.plot(x, y, **LOOKS[method])
     left.axhline(100 * pruned["dense"]["measure"], color="gray", linewidth=0.8, label="dense")
     left.set(xlabel="weights removed, %", ylabel="accuracy, %", title="Pruned in one shot, without retraining")
-    for optimizer in (settings.name for settings in TRAINING.optimizers):
-        runs = [cell["losses"] for cell in trained["cells"] if cell["optimizer"] == optimizer]
+    for name in (optimizer.name for optimizer in TRAINING.optimizers):
+        runs = [cell["losses"] for cell in trained["cells"] if cell["optimizer"] == name]
         mean = [sum(losses) / len(losses) for losses in zip(*runs, strict=True)]
         smooth = [sum(mean[max(0, t - 10) : t + 1]) / min(t + 1, 11) for t in range(len(mean))]
-        _line(right, optimizer, range(1, len(smooth) + 1), smooth, markevery=40, markersize=5)
+        right.plot(range(1, len(smooth) + 1), smooth, markevery=40, **LOOKS[name])
     title = f"Trained, mean of {len(TRAINING.seeds)} seeds"
     right.set(xlabel="step", ylabel="training loss", yscale="log", title=title)
     for axes in (left, right):
         axes.grid(alpha=0.3)
         axes.legend()
     figure.savefig(path, dpi=140)
-
-
-def _line(axes: Any, name: str, x: Any, y: Any, **options: Any) -> None:
-    label, colour, marker, style = LOOKS[name]
-    axes.plot(x, y, linestyle=style, marker=marker, color=colour, label=label, **options)

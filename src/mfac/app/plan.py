@@ -59,34 +59,33 @@ class Plan:
         return self.available is None or sum(self.memory.values()) <= self.available
 
     def as_dict(self) -> dict[str, Any]:
-        totals = {
-            key: {**getattr(self, key), "total": sum(getattr(self, key).values())} for key in ("memory", "seconds")
-        }
-        return {**vars(self), **totals, "fits": self.fits}
+        memory = {**self.memory, "total": sum(self.memory.values())}
+        seconds = {**self.seconds, "total": sum(self.seconds.values())}
+        return {**vars(self), "memory": memory, "seconds": seconds, "fits": self.fits}
 
     def text(self) -> str:
+        found = self.as_dict()
         settings = ", ".join(f"{key} {'none' if value is None else value}" for key, value in self.settings.items())
-        everything = self.as_dict()
-        memory = {name: gib(size) for name, size in everything["memory"].items()}
+        memory = {name: gib(size) for name, size in found["memory"].items()}
         memory["available"] = "unknown" if self.available is None else gib(self.available)
         if self.on_disk:
             memory["G on disk, in pages"] = f"{gib(self.on_disk['bytes'])}, {self.on_disk['pages']:,}"
+        time_title = f"time, from {self.gradient_seconds * 1e3:.3g} ms per gradient and short samples of the algebra"
         ways = "; ".join(self.remedies) or "only a larger machine, for any number of gradients and block size"
         sections: dict[str, dict[str, str]] = {
             f"{'Pruning' if self.kind == 'prune' else 'Training'} {self.name}: {settings}": {},
             "weights": {name: f"{count:,}" for name, count in self.weights.items()},
             "memory, besides the model": memory,
-            f"time, from {self.gradient_seconds * 1e3:.3g} ms per gradient and short samples of the algebra": {
-                name: duration(value) for name, value in everything["seconds"].items()
-            },
+            time_title: {name: duration(value) for name, value in found["seconds"].items()},
             "It fits." if self.fits else f"It does not fit. What would: {ways}.": {},
         }
-        lines = (
-            [title, *(f"  {name:<42}{value:>14}" for name, value in rows.items())] for title, rows in sections.items()
-        )
-        return "\n\n".join(map("\n".join, lines))
+        tables = {
+            title: [f"  {name:<42}{value:>14}" for name, value in rows.items()] for title, rows in sections.items()
+        }
+        return "\n\n".join("\n".join([title, *lines]) for title, lines in tables.items())
 
 
+@seeded(0)
 def plan_pruning(
     task: Task,
     device: torch.device | str | None = None,
@@ -99,16 +98,11 @@ def plan_pruning(
     per_sample: bool = DEFAULTS.per_sample,
     on_disk: bool = False,
 ) -> Plan:
-    """The memory and time of `mfac.prune`.
+    """The memory and time of `mfac.prune` with these options.
 
     Args:
         num_grads: gradients per recomputation of pruning, or in the window of training.
-        block_size: weights in a block of the Fisher matrix; None: the full matrix.
-        recomputations: steps of pruning, each with new gradients.
         sparsity: fraction of weights to remove.
-        targets: names or "re:..." patterns of weights to prune; may be repeated.
-        ignore: names or "re:..." patterns of weights to leave alone; may be repeated.
-        per_sample: one gradient per sample instead of one per batch.
         on_disk: keep the gradients on disk (--rows-dir).
     """
     PruningOptions(num_grads=num_grads, block_size=block_size, recomputations=recomputations)
@@ -133,14 +127,14 @@ def plan_pruning(
     needed = partial(pruning_memory, layout.sizes, layout.dtype)
     memory, available = needed(num_grads, block_size, on_disk), available_memory(layout.device)
     ways = {"": (block_size, on_disk)}
-    if not on_disk:
-        ways[f"rows on disk (--rows-dir, {gib(disk['bytes'])})"] = (block_size, True)
+    ways |= {} if on_disk else {f"rows on disk (--rows-dir, {gib(disk['bytes'])})": (block_size, True)}
     ways |= {f"block_size={B}": (B, on_disk) for B in (128, 32) if (block_size or layout.dim) > B}
     others = remedies(needed, available, num_grads, ways)
     weights = {**_weights(model), "prunable": layout.dim}
     return Plan("prune", task.name, settings, weights, memory, available, disk, seconds, row, others)
 
 
+@seeded(0)
 def plan_training(
     task: Task,
     device: torch.device | str | None = None,
@@ -152,8 +146,6 @@ def plan_training(
     """The memory and time of training with `mfac.MFAC`.
 
     Args:
-        num_grads: gradients in the window.
-        window: how the optimizer stores its gradients; topk keeps 1 % of each.
         momentum: momentum of the optimizer.
         steps: steps of the optimizer.
     """
@@ -221,17 +213,16 @@ def _sums_up(num_grads: int, block_size: int | None, on_disk: bool) -> bool:
 
 
 def _weights(model: nn.Module) -> dict[str, int]:
-    tensors = list(model.parameters())
-    return {"all": sum(t.numel() for t in tensors), "trained": sum(t.numel() for t in tensors if t.requires_grad)}
+    sizes = [(tensor.numel(), tensor.requires_grad) for tensor in model.parameters()]
+    return {"all": sum(size for size, _ in sizes), "trained": sum(size for size, trained in sizes if trained)}
 
 
 def _time_gradients(
     task: Task, model: nn.Module, layout: ParameterLayout, per_sample: bool
 ) -> tuple[float, float, float]:
     """Seconds per row and per loss of a batch, and the mean norm of rows."""
-    with seeded(0):
-        stream = passes(task.train_batches(), cycle=True)
-        batch = next(stream)
+    stream = passes(task.train_batches(), cycle=True)
+    batch = next(stream)
     count, row = min(num_samples(batch, 0), 64) if per_sample else 3, float("inf")
     for _ in range(3):  # the first is slower
         start, taken = time.perf_counter(), [batch] if per_sample else stream
@@ -248,8 +239,7 @@ def _time_gradients(
 
 def _fitted(sample: Callable[[int], float], low: int, high: int) -> tuple[float, float]:
     """(constant, slope) of the seconds by the number of columns, from two samples."""
-    with seeded(0):
-        fast, slow = (sample(width) for width in (low, high))
+    fast, slow = sample(low), sample(high)
     slope = max(0.0, (slow - fast) / max(1, high - low)) or slow / high
     return max(0.0, slow - slope * high), slope
 
@@ -266,17 +256,9 @@ def _recomputation_seconds(
         scale = norm / (width if B is None else layout.dim) ** 0.5  # rows as long as the real ones decide the precision
         rows = (scale * torch.randn(m, 1, width)).to(layout.device, layout.dtype)
         model = nn.Linear(width, 1, bias=False, device=layout.device, dtype=layout.dtype)
-        record = prune(
-            model,
-            lambda model, row: model(row).sum(),
-            rows,
-            0.1,
-            num_grads=m,
-            block_size=B,
-            recomputations=1,
-            loss_batches=1,
-            progress=False,
-        ).history[0]
+        shared: dict[str, Any] = {"recomputations": 1, "loss_batches": 1, "progress": False}
+        found = prune(model, lambda model, row: model(row).sum(), rows, 0.1, num_grads=m, block_size=B, **shared)
+        record = found.history[0]
         return record.seconds - (0.0 if _sums_up(num_grads, B, on_disk) else record.gradient_seconds)
 
     constant, slope = _fitted(sample, min(B or 64, most), most)

@@ -7,13 +7,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mfac.columns import is_placed, local, saved_shape
-from mfac.distributed.placements import sharded
+from mfac.columns import Columns, is_placed, local
+from mfac.distributed.placed import Sharding, sharded
 from mfac.inverse_fisher import Ranks
-from mfac.layout import ParameterLayout
 
 
-class ChunkedColumns:
+class ChunkedColumns(Columns):
     """One chunk of every parameter. The step is gathered, so every rank moves its weights by the same numbers.
 
     Chunks are those of `torch.chunk` along the first dimension, or over the kept weights where there is a mask, so
@@ -22,24 +21,19 @@ class ChunkedColumns:
     """
 
     def __init__(self, named: Mapping[str, Tensor], masks: Mapping[str, Tensor], ranks: Ranks):
-        self.ranks = ranks
-        self.layout = layout = ParameterLayout.of_tensors(named, masks)
-        self.tensors = layout.tensors
-        self._chunks, self._slots, left = list[slice](), list[slice](), 0
-        for number, size in enumerate(layout.sizes):
-            n = saved_shape(layout, number)[0]
+        super().__init__(named, masks)
+        self._ranks = ranks
+        self._chunks, self._slots, self.dim = list[slice](), list[slice](), 0
+        for number, size in enumerate(self.layout.sizes):
+            n = self._saved_shape(number)[0]
             width = -(-n // ranks.size) * (size // max(n, 1))
             start = min(ranks.rank * width, size)
             self._chunks.append(slice(start, min(start + width, size)))  # of the parameter
-            self._slots.append(slice(left, left + width))  # of the row, zeros at the end included
-            left += width
+            self._slots.append(slice(self.dim, self.dim + width))  # of the row, zeros at the end included
+            self.dim += width
         pairs = zip(self._slots, self._chunks, strict=True)
         self.spans = tuple(slice(slot.start, slot.start + chunk.stop - chunk.start) for slot, chunk in pairs)
-        self.dim = left
-        self._mesh: Any = None
-
-    def meet(self) -> None:
-        pass
+        self._sharding: Sharding | None = None
 
     def place(self, number: int) -> tuple[int, int]:
         return self._chunks[number].start, self._chunks[number].stop
@@ -53,29 +47,20 @@ class ChunkedColumns:
 
     def finish(self, step: Float[Tensor, " d"], sums: Float[Tensor, " n"]) -> tuple[list[Tensor], Float[Tensor, " n"]]:
         packed = torch.cat((step, sums.to(step)))
-        everything = self.ranks.gather(packed[None], [1] * self.ranks.size)
-        parts = []
-        for number, tensor in enumerate(self.tensors):
-            part = everything[:, self._slots[number]].reshape(-1)[: self.layout.sizes[number]]
-            kept = self.layout.kept[number]
-            if kept is not None:
-                part = part.new_zeros(tensor.numel()).index_copy_(0, kept.to(part.device), part)
-            parts.append(part.view(tensor.shape))
-        return parts, everything[:, self.dim :].sum(0)
-
-    def total(self, sums: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-        return sums
+        everything = self._ranks.gather(packed[None], [1] * self._ranks.size)
+        sizes = zip(self._slots, self.layout.sizes, strict=True)
+        row = torch.cat([everything[:, slot].reshape(-1)[:size] for slot, size in sizes])
+        return list(self.layout.unflatten(row).values()), everything[:, self.dim :].sum(0)
 
     def to_state(self, number: int, rows: Float[Tensor, "m n"]) -> Tensor:
-        if self._mesh is None:
+        if self._sharding is None:
             from torch.distributed.device_mesh import DeviceMesh
 
-            assert self.ranks.group is not None
-            self._mesh = DeviceMesh.from_group(self.ranks.group, rows.device.type)
-        n, *rest = saved_shape(self.layout, number)
+            assert self._ranks.group is not None
+            self._sharding = Sharding(DeviceMesh.from_group(self._ranks.group, rows.device.type), 0, 0)
+        n, *rest = self._saved_shape(number)
         unit = max(self.layout.sizes[number] // max(n, 1), 1)
-        piece = rows.view(len(rows), rows.shape[1] // unit, *rest)
-        return sharded(piece, self._mesh, 0, 1, (len(rows), n, *rest))
+        return sharded(rows.view(len(rows), rows.shape[1] // unit, *rest), self._sharding, (n, *rest))
 
     def of_state(self, number: int, state: Mapping[str, Any]) -> Float[Tensor, "m n"]:
         rows, chunk = state["rows"], self._chunks[number]
@@ -85,7 +70,6 @@ class ChunkedColumns:
         if piece.shape[1] != chunk.stop - chunk.start:
             raise ValueError(
                 f"the saved state of {self.layout.names[number]} is sharded for other ranks: it has {piece.shape[1]} "
-                f"columns, this rank holds {chunk.stop - chunk.start}; save and load it with "
-                "torch.distributed.checkpoint"
+                f"columns here, not {chunk.stop - chunk.start}; save and load it with torch.distributed.checkpoint"
             )
         return piece

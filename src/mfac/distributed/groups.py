@@ -20,11 +20,7 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 
 class GroupRanks(Ranks):
-    """The ranks of a process group. Sums have the same bits on every rank, so what is computed from them has too.
-
-    Raises:
-        ValueError: this process is not in the group.
-    """
+    """The ranks of a process group. Sums have the same bits on every rank, so what is computed from them has too."""
 
     group: dist.ProcessGroup
 
@@ -39,24 +35,17 @@ class GroupRanks(Ranks):
         return values
 
     def gather(self, piece: Tensor, lengths: Sequence[int]) -> Tensor:
-        longest = max(lengths)
-        padded = piece.contiguous()
-        if len(piece) < longest:
-            padded = piece.new_zeros(longest, *piece.shape[1:])
-            padded[: len(piece)] = piece
-        everything = piece.new_empty(self.size * longest, *piece.shape[1:])
+        padded = torch.cat((piece, piece.new_zeros(max(lengths) - len(piece), *piece.shape[1:])))
+        everything = padded.new_empty(self.size, *padded.shape)
         with self._explained("a gather"):
-            _all_gather(everything, padded, group=self.group)
-        if all(length == longest for length in lengths):
-            return everything
-        return torch.cat([part[:length] for part, length in zip(everything.split(longest), lengths, strict=True)])
+            _all_gather(everything.flatten(0, 1), padded, group=self.group)
+        return torch.cat([part[:length] for part, length in zip(everything, lengths, strict=True)])
 
     def exchange(self, pieces: Sequence[Tensor], lengths: Sequence[int]) -> list[Tensor]:
-        outgoing = torch.cat(list(pieces))
+        outgoing, sizes = torch.cat(list(pieces)), [len(piece) for piece in pieces]
         incoming = outgoing.new_empty(sum(lengths), *outgoing.shape[1:])
-        sizes = list(lengths), [len(piece) for piece in pieces]
         with self._explained("an exchange"):
-            dist.all_to_all_single(incoming, outgoing, *sizes, group=self.group)
+            dist.all_to_all_single(incoming, outgoing, list(lengths), sizes, group=self.group)
         return list(incoming.split(list(lengths)))
 
     def from_first_(self, values: Tensor) -> Tensor:

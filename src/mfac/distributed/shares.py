@@ -63,10 +63,8 @@ def _between(sizes: Sequence[int], ends: Sequence[int]) -> tuple[ColumnShare, ..
 
 def _block_end(runs: Sequence[BlockRun], column: int) -> int:
     """The end of a block nearest to a column."""
-    for run in runs:
-        if column <= run.stop:
-            return run.start + (column - run.start + run.length // 2) // run.length * run.length
-    return column
+    ends = next((range(run.start, run.stop + 1, run.length) for run in runs if column <= run.stop), [column])
+    return _nearest(ends, column)
 
 
 def _nearest(cuts: Sequence[int], column: int) -> int:

@@ -99,17 +99,10 @@ def cut(batch: Batch, start: int, stop: int) -> Batch:
     return map_tensors(batch, lambda tensor: tensor.narrow(0, start, stop - start) if tensor.ndim else tensor)
 
 
-def singles(batch: Batch) -> Iterator[Batch]:
-    """Batches of one sample each; views."""
-    for leaves in zip(*(tensor.split(1) for tensor in sample_tensors(batch)), strict=True):
-        yield with_sample_tensors(batch, leaves)
-
-
 def move(batch: Batch, device: torch.device) -> Batch:
     """The batch with its tensors on `device`. Copies are synchronous: their source may be reused for the next batch."""
-    if all(tensor.device == device for tensor in tensors(batch)):
-        return batch
-    return map_tensors(batch, lambda tensor: tensor.to(device))
+    here = all(tensor.device == device for tensor in tensors(batch))
+    return batch if here else map_tensors(batch, lambda tensor: tensor.to(device))
 
 
 def placed(batch: Batch, device: torch.device | None) -> Batch:
@@ -127,7 +120,7 @@ def placed(batch: Batch, device: torch.device | None) -> Batch:
 def _has_plain_list(batch: Batch, length: int) -> bool:
     if isinstance(batch, Mapping):
         return any(_has_plain_list(value, length) for value in batch.values())
-    if not isinstance(batch, list | tuple):
+    if not isinstance(batch, SEQUENCES):
         return False
     if len(batch) == length and length and not tensors(batch):
         return not all(item is None for item in batch)

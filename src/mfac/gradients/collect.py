@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mfac.gradient_file import GradientFile
-from mfac.gradients.batches import ALIGNMENT, Batch, cut, num_samples, passes, placed, singles
+from mfac.gradients.batches import ALIGNMENT, Batch, cut, num_samples, passes, placed
 from mfac.gradients.labels import Noise
 from mfac.gradients.losses import LossFn, OutputFn, SampleFn, sampled_loss
 from mfac.gradients.model_state import evaluation, set_seed, with_own_random_state
@@ -138,9 +138,8 @@ class Chunk:
     sample: int | None
 
     def name(self, position: int) -> str:
-        return (
-            f"batch {self.index}" if self.sample is None else f"sample {self.sample + position} of batch {self.index}"
-        )
+        batch = f"batch {self.index}"
+        return batch if self.sample is None else f"sample {self.sample + position} of {batch}"
 
 
 @dataclass
@@ -252,16 +251,18 @@ class Collection:
     def fill(self, chunk: Chunk, out: Float[Tensor, "c d"], zeroed: bool = False) -> None:
         """Writes the rows of a chunk into `out`, which may hold zeros already, for `check` to look at."""
         batch = chunk.batch if self._draw is None else self._with_drawn_labels(chunk)
-        filled = None
+        filled, refused = None, None
         if self.per_sample:
             set_seed(self._seed(chunk.row), self.device)
             try:
                 filled = self.mapped.fill(batch, out, zeroed)
             except Exception as error:
-                filled = self._loop(singles(batch), chunk.row, out)  # raises what is the loss function's own fault
-                self.mapped.refuse(error)
+                refused = error
         if filled is None:
-            filled = self._loop(singles(batch) if self.per_sample else [batch], chunk.row, out)
+            singles = (cut(batch, i, i + 1) for i in range(chunk.count))
+            filled = self._loop(singles if self.per_sample else [batch], chunk.row, out)
+        if refused is not None:  # and not the loss function's own fault, which the loop would have raised
+            self.mapped.refuse(refused)
         self._unchecked.append((chunk, out, *filled))
         if len(self._unchecked) == UNCHECKED_CHUNKS:
             self.check()
@@ -273,10 +274,10 @@ class Collection:
             NotFiniteError: a loss or a gradient is not finite.
         """
         unchecked, self._unchecked = self._unchecked, []
-        probes = [probe.to(self.device, torch.float32) for *_, probe in unchecked]
-        for (chunk, rows, losses, _), probe in zip(
-            unchecked, torch.stack(probes).tolist() if probes else (), strict=True
-        ):
+        if not unchecked:
+            return
+        probes = torch.stack([probe.to(self.device, torch.float32) for *_, probe in unchecked]).tolist()
+        for (chunk, rows, losses, _), probe in zip(unchecked, probes, strict=True):
             if not math.isfinite(probe):
                 _check_finite(chunk, losses.tolist(), rows)
 

@@ -5,7 +5,7 @@ runs outside, on plain tensors that hold all c samples, as one ordinary batch. I
 the autograd graph are kept: once the gradient of the output is known, each sample's weight gradient follows from them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,12 +31,14 @@ REFUSED = {
 class RowWriter:
     """The rows of c samples, which hold zeros: the first gradient of a parameter (an id) is copied, others are added.
 
+    With an `index`, the row of sample s is rows[index[s]].
     `bound` is at least as large as any number in the rows: finite if they are, and much cheaper than reading them.
     """
 
-    def __init__(self, rows: Sequence[Float[Tensor, "d"]], slots: dict[int, slice]):
-        self.rows, self.slots = rows, slots
-        self.bound = torch.zeros((), device=rows[0].device)
+    def __init__(self, rows: Float[Tensor, "n d"], slots: dict[int, slice], index: Int[Tensor, "c"] | None = None):
+        self.rows, self.slots, self.index = rows, slots, index
+        self.count = len(rows if index is None else index)
+        self.bound = torch.zeros((), device=rows.device)
         self._written: set[int] = set()
 
     def add(self, parameter: int, value: Float[Tensor, "c ..."]) -> None:
@@ -47,9 +49,8 @@ class RowWriter:
         """Adds dyᵀx for each sample, a few samples at a time on a CPU so that products stay in the cache."""
         self.bound += _largest(dy) * _largest(x) * x.shape[1]
         first, c = self._is_first(parameter), len(x)
-        if first and x.shape[1] == 1 and x.device.type == "cpu":  # bound by memory: each number is written once
-            for row, left, right in zip(self.rows, dy.mT, x.to(dy.dtype), strict=True):
-                torch.mul(left, right, out=row[self.slots[parameter]].view(len(left), -1))
+        if first and x.shape[1] == 1 and self.index is None and x.device.type == "cpu":  # each number is written once
+            torch.mul(dy.mT, x.to(dy.dtype), out=self.rows[:, self.slots[parameter]].unflatten(1, (dy.shape[2], -1)))
             return
         count = max(1, CACHED // (dy.shape[2] * x.shape[2])) if x.device.type == "cpu" else c
         for start in range(0, c, count):
@@ -65,18 +66,14 @@ class RowWriter:
         self.bound += _largest(dy) * lines.shape[1]
         self._written.add(parameter)
         slot = self.slots[parameter]
-        for row, at, value in zip(self.rows, lines.unbind(), dy.unbind(), strict=True):
-            table = row[slot].view(-1, dy.shape[2])
+        places = range(self.count) if self.index is None else self.index.tolist()
+        for place, at, value in zip(places, lines.unbind(), dy.unbind(), strict=True):
+            row = self.rows[place, slot]
+            table = row.view(-1, dy.shape[2])
             if row.device.type == "cpu":
                 table.index_add_(0, at, value.to(row.dtype))
             else:  # sorts there, where index_add_ does not keep the order
                 table.index_put_((at,), value.to(row.dtype), accumulate=True)
-
-    def add_convolution(
-        self, parameter: int, x: Float[Tensor, "c n i ..."], dy: Float[Tensor, "c n o ..."],
-        gradient: Callable[[Tensor, Tensor], Tensor],
-    ) -> None:  # fmt: skip
-        self.add(parameter, torch.func.vmap(gradient)(x.to(dy.dtype), dy))
 
     def _is_first(self, parameter: int) -> bool:
         first = parameter not in self._written
@@ -84,10 +81,13 @@ class RowWriter:
         return first
 
     def _put(self, parameter: int, value: Float[Tensor, "n ..."], first: bool, start: int = 0) -> None:
-        slot = self.slots[parameter]
-        places = [row[slot] for row in self.rows[start : start + len(value)]]
-        write = torch._foreach_copy_ if first else torch._foreach_add_
-        write(places, value.reshape(len(value), -1).to(places[0].dtype).unbind())
+        region, stop = self.rows[:, self.slots[parameter]], start + len(value)
+        if self.index is None:
+            place = region[start:stop]
+            (place.copy_ if first else place.add_)(value.reshape(place.shape))
+        else:
+            write = region.index_copy_ if first else region.index_add_
+            write(0, self.index[start:stop], value.reshape(len(value), -1).to(region.dtype))
 
 
 Write = Callable[..., None]
@@ -120,9 +120,9 @@ class Interception(TorchFunctionMode):
         self._rules: dict[Any, Callable[..., Any]] = {
             F.linear: self._linear,
             F.embedding: self._embedding,
-            torch.conv1d: partial(self._convolution, F.conv1d, conv_grad.conv1d_weight),
-            torch.conv2d: partial(self._convolution, F.conv2d, conv_grad.conv2d_weight),
-            torch.conv3d: partial(self._convolution, F.conv3d, conv_grad.conv3d_weight),
+            torch.conv1d: partial(self._convolution, torch.conv1d, conv_grad.conv1d_weight),
+            torch.conv2d: partial(self._convolution, torch.conv2d, conv_grad.conv2d_weight),
+            torch.conv3d: partial(self._convolution, torch.conv3d, conv_grad.conv3d_weight),
             F.scaled_dot_product_attention: self._attention,
             Tensor.__bool__: self._branch,
         }
@@ -184,8 +184,11 @@ class Interception(TorchFunctionMode):
         if isinstance(padding, str) or input.ndim != weight.ndim:
             return NotImplemented
         options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-        of_weight = lambda x, dy: gradient(x, weight.shape, dy, **options)  # noqa: E731
-        add = partial(RowWriter.add_convolution, gradient=of_weight)
+
+        def add(rows: RowWriter, parameter: int, x: Tensor, dy: Tensor) -> None:
+            of_weight = torch.func.vmap(lambda x, dy: gradient(x, weight.shape, dy, **options))
+            rows.add(parameter, of_weight(x.to(dy.dtype), dy))
+
         return self._run(partial(layer, **options), add, input, weight.ndim - 1, weight, bias)
 
     def _attention(

@@ -6,7 +6,7 @@ differentiated as c separate copies, which is cheap for the small ones that are 
 """
 
 import warnings
-from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -53,10 +53,10 @@ class MappedGradients:
         first = chunk_size or self._fitting(FIRST_CHUNK)
         self.plan = plan or ChunkPlan("loop" if method == "loop" or first == 1 else "vmap", first, first)
         self._bound = _Bound(model, loss_fn)
-        self._hooked = _first_with_hook(model, layout)
+        self._obstacle = _obstacle(model, layout)
         self._slots = {id(p): slot for p, slot in zip(layout.tensors, layout.full_slots, strict=True)}
         # Matrices, and biases of layers that are caught, are repeated only if a use turns out not to be caught.
-        biases = {id(bias) for module in model.modules() if (bias := _bias(module)) is not None}
+        biases = {id(_bias(module)) for module in model.modules()}
         self._repeated = {id(p) for p in layout.tensors if p.ndim < 2 and id(p) not in biases}
         self._staging = torch.empty(0, layout.full_dim, dtype=layout.dtype, device=layout.device)
         self._sample_bytes, self._warned = 1, False
@@ -80,7 +80,7 @@ class MappedGradients:
         full = out if direct else self._staging[: len(out)]
         if not (direct and zeroed):
             full.zero_()
-        losses, bound = self._fill(batch, full.unbind())
+        losses, bound = self._fill(batch, full)
         if not direct:
             layout.compress(full, out)
         if not self._decided:
@@ -127,31 +127,29 @@ class MappedGradients:
         available = available_memory(self.layout.device)
         return STAGING_BYTES if available is None else max(1, min(STAGING_BYTES, available // 4))
 
-    def _fill(self, batch: Batch, rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def _fill(self, batch: Batch, rows: Tensor, index: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Writes the gradient of sample i into rows[i]; the losses, and a bound on the numbers in the rows."""
-        if any(isinstance(module, torch.jit.ScriptModule) for module in self._bound.modules()):
-            raise RuntimeError("it has a scripted module, whose layers cannot be caught")
-        if self._hooked is not None:
-            raise RuntimeError(f"{self._hooked} has a backward hook, which expects the gradient of one sample")
+        if self._obstacle is not None:
+            raise RuntimeError(self._obstacle)
         while True:
-            writer = RowWriter(rows, self._slots)
+            writer = RowWriter(rows, self._slots, index)
             try:
                 losses, missed = self._attempt(batch, writer)
             except BranchError as branches:
-                return self._fill_apart(batch, rows, branches.taken)
+                return self._fill_apart(batch, writer, branches.taken)
             if not missed:
                 return losses, writer.bound
             self._repeated |= missed
 
-    def _fill_apart(self, batch: Batch, rows: Sequence[Tensor], taken: Tensor) -> tuple[Tensor, Tensor]:
+    def _fill_apart(self, batch: Batch, writer: RowWriter, taken: Tensor) -> tuple[Tensor, Tensor]:
         """The samples that take a branch, and those that do not, as chunks of their own."""
-        filled, order = [], []
+        losses, bound = writer.rows.new_empty(len(taken)), torch.zeros_like(writer.bound)
         for part in (taken.nonzero().squeeze(1), (~taken).nonzero().squeeze(1)):
             samples = with_sample_tensors(batch, [tensor.index_select(0, part) for tensor in sample_tensors(batch)])
-            filled.append(self._fill(samples, [rows[i] for i in part.tolist()]))
-            order.append(part)
-        losses, bounds = zip(*filled, strict=True)
-        return torch.cat(losses)[torch.cat(order).argsort()], sum(bounds)
+            values, largest = self._fill(samples, writer.rows, part if writer.index is None else writer.index[part])
+            losses[part] = values.to(losses.dtype)
+            bound += largest
+        return losses, bound
 
     def _attempt(self, batch: Batch, writer: RowWriter) -> tuple[Tensor, set[int]]:
         """The losses, and the ids of the parameters that are also used in a way that is not caught.
@@ -159,7 +157,7 @@ class MappedGradients:
         Raises:
             RuntimeError: a parameter is used where its copies cannot be put.
         """
-        named, c = list(zip(self.layout.names, self.layout.tensors, strict=True)), len(writer.rows)
+        named, c = list(zip(self.layout.names, self.layout.tensors, strict=True)), writer.count
         caught = [p for _, p in named if id(p) not in self._repeated]
         repeated = {name: p for name, p in named if id(p) in self._repeated}
         copies = {f"model.{name}": p.detach().expand(c, *p.shape).requires_grad_() for name, p in repeated.items()}
@@ -197,12 +195,12 @@ class MappedGradients:
             return tensor
 
         each = torch.zeros(c, device=self.layout.device)
-        with warnings.catch_warnings(), saved_tensors_hooks(pack, lambda tensor: tensor):
+        measured = nullcontext() if self._decided else saved_tensors_hooks(pack, lambda tensor: tensor)
+        with warnings.catch_warnings(), measured:
             warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
             losses: Tensor = vmap(loss_of_one, randomness="different")(each, copies, *sample_tensors(batch))
-        for parameter in self._bound.parameters():
-            kept.pop(parameter.untyped_storage().data_ptr(), None)
-        self._sample_bytes = sum(kept.values()) // c + 1
+        weights = {parameter.untyped_storage().data_ptr() for parameter in self._bound.parameters() if kept}
+        self._sample_bytes = sum(size for address, size in kept.items() if address not in weights) // c + 1
         return losses, uses
 
 
@@ -224,13 +222,14 @@ def _bias(module: nn.Module) -> Tensor | None:
     return bias if isinstance(weight, Tensor) and weight.ndim > 1 and isinstance(bias, Tensor) else None
 
 
-def _first_with_hook(model: nn.Module, layout: ParameterLayout) -> str | None:
-    """The name of a parameter or a module whose gradients go through a hook."""
+def _obstacle(model: nn.Module, layout: ParameterLayout) -> str | None:
+    """Why the model cannot be mapped, as far as one can see without running it."""
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        return "it has a scripted module, whose layers cannot be caught"
     probe = torch.zeros((), requires_grad=True)
-    if nn.Identity()(probe) is not probe:  # hooks of all modules wrap what goes through them
-        return "every module"
-    for name, parameter in zip(layout.names, layout.tensors, strict=True):
-        if parameter._backward_hooks:
-            return name
-    hooked = (name for name, module in model.named_modules() if module._backward_hooks or module._backward_pre_hooks)
-    return next((f"the module {name}" if name else "the model" for name in hooked), None)
+    every = ["every module"] if nn.Identity()(probe) is not probe else []  # hooks of all modules wrap their inputs
+    named = zip(layout.names, layout.tensors, strict=True)
+    parameters = [name for name, parameter in named if parameter._backward_hooks]
+    modules = [name for name, module in model.named_modules() if module._backward_hooks or module._backward_pre_hooks]
+    hooked = [*every, *parameters, *(f"the module {name}" if name else "the model" for name in modules)]
+    return f"{hooked[0]} has a backward hook, which expects the gradient of one sample" if hooked else None

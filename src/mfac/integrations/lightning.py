@@ -11,16 +11,10 @@ except ImportError as error:
 
 
 class PruningCallback(PacedPruning, Callback):
-    """Prunes gradually while Lightning trains; pruned weights stay at zero in between.
+    """Prunes gradually while Lightning trains, as `PacedPruning` says; pruned weights stay at zero in between.
 
-    The pruner's state is part of every checkpoint, and a resumed run continues from it.
-
-    Args:
-        build: makes the pruner once there is an optimizer:
-            `lambda module, optimizer: mfac.GradualPruner(module, loss_fn, batches, schedule, optimizer=optimizer)`.
-            Its loss_fn gets the LightningModule as the model. Give it its own batches, not the Trainer's loader.
-        every: optimizer steps between pruning steps.
-        start: optimizer steps before the first one; 0 prunes before training.
+    The pruner's state is part of every checkpoint, and a resumed run continues from it. Its loss_fn gets the
+    LightningModule as the model.
 
     Raises:
         ValueError: when training begins: several processes or optimizers, or a checkpoint without masks.
@@ -32,18 +26,14 @@ class PruningCallback(PacedPruning, Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if len(trainer.optimizers) != 1:
-            raise ValueError(
-                f"gradual pruning follows one optimizer, this module has {len(trainer.optimizers)}; "
-                "call GradualPruner.step() in the module itself instead"
-            )
+            raise ValueError(f"gradual pruning follows one optimizer, this module has {len(trainer.optimizers)}")
         pruner = self.begin(pl_module, trainer.optimizers[0], trainer.world_size)
         if self._saved:
             pruner.load_state_dict(self._saved)
             self._saved = {}
         elif trainer.global_step and self.due(trainer.global_step):
             raise ValueError(
-                f"training resumes at step {trainer.global_step} from a checkpoint without masks; "
-                "resume from one that was saved with this callback"
+                f"training resumes at step {trainer.global_step} from a checkpoint that this callback was not part of"
             )
         self.catch_up(trainer.global_step)
 

@@ -12,7 +12,11 @@ Build = Callable[[Any, Optimizer], GradualPruner]
 
 
 class PacedPruning:
-    """The first pruning step comes after `start` optimizer steps (0: before training), the next ones every `every`."""
+    """The first pruning step comes after `start` optimizer steps (0: before training), the next ones every `every`.
+
+    `build` makes the pruner once the trainer has its optimizer: `lambda model, optimizer: mfac.GradualPruner(model,
+    loss_fn, batches, schedule, optimizer=optimizer)`. Give it its own batches: the trainer's loader is in use.
+    """
 
     def __init__(self, build: Build, every: int, start: int = 0):
         for name, value, least in (("every", every, 1), ("start", start, 0)):
@@ -33,13 +37,10 @@ class PacedPruning:
     def begin(self, model: nn.Module, optimizer: Optimizer, processes: int) -> GradualPruner:
         if processes > 1:
             raise ValueError(
-                f"this callback prunes in one process, and training runs in {processes}: each would choose its own "
-                "masks; train on one device, or prune in a loop of your own with mfac.GradualPruner(process_group=...)"
+                f"this callback prunes in one process, and training runs in {processes}; train on one device, or prune "
+                "in a loop of your own with mfac.GradualPruner(process_group=...)"
             )
         self.pruner = self._build(model, optimizer)
         if not isinstance(self.pruner, GradualPruner):
-            raise ValueError(
-                f"build must return an mfac.GradualPruner, not a {type(self.pruner).__name__}: "
-                "build=lambda model, optimizer: mfac.GradualPruner(model, ..., optimizer=optimizer)"
-            )
+            raise ValueError(f"build must return an mfac.GradualPruner, not a {type(self.pruner).__name__}")
         return self.pruner

@@ -18,17 +18,10 @@ STATE_FILE = "mfac_pruning.pt"
 
 
 class PruningCallback(PacedPruning, TrainerCallback):
-    """Prunes gradually while a `Trainer` trains; pruned weights stay at zero in between.
+    """Prunes gradually while a `Trainer` trains, as `PacedPruning` says; pruned weights stay at zero in between.
 
-    The pruner's state goes into every checkpoint (`mfac_pruning.pt`), and a resumed run continues from it.
-
-    Args:
-        build: makes the pruner once the Trainer has its optimizer:
-            `lambda model, optimizer: GradualPruner(model, mfac.model_loss, batches, schedule, optimizer=optimizer)`.
-            Give it its own batches, not the Trainer's loader, which is in use.
-        every: optimizer steps between pruning steps.
-        start: optimizer steps before the first one; 0 prunes before training.
-        resume_from: the checkpoint folder of a resumed run, if it is not `output_dir/checkpoint-<step>`.
+    The pruner's state goes into every checkpoint (`mfac_pruning.pt`), and a resumed run continues from it;
+    `resume_from` is the checkpoint folder, if it is not `output_dir/checkpoint-<step>`.
 
     Raises:
         ValueError: when training begins: several processes, `load_best_model_at_end`, or a checkpoint without masks.
@@ -40,10 +33,7 @@ class PruningCallback(PacedPruning, TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kw: Any) -> None:
         if args.load_best_model_at_end:
-            raise ValueError(
-                "load_best_model_at_end=True would restore the weights of an earlier, denser checkpoint; "
-                "leave it off while pruning gradually"
-            )
+            raise ValueError("load_best_model_at_end=True would restore an earlier, denser checkpoint; leave it off")
         pruner = self.begin(kw["model"], kw["optimizer"], args.world_size)
         file = Path(self._resume_from or _checkpoint(args, state)) / STATE_FILE
         if state.global_step and file.is_file():

@@ -37,12 +37,7 @@ def write_tensors(tensors: Mapping[str, Tensor], path: str | os.PathLike[str], m
 
 
 def read_tensors(path: str | os.PathLike[str], writer: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file.
-
-    Raises:
-        ValueError: the file is missing or incomplete; the message names the function that writes it.
-        ImportError: safetensors is missing.
-    """
+    """The tensors and the metadata of a safetensors file that mfac.`writer` makes."""
     safetensors = _safetensors()
     if not Path(path).is_file():
         raise ValueError(f"{path} does not exist; it must be a safetensors file, such as mfac.{writer} writes")

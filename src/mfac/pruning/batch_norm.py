@@ -14,9 +14,6 @@ def recalibrate(model: nn.Module, batches: Iterable[Batch]) -> list[_BatchNorm]:
     """Running means and variances over one pass of `batches`, by `torch.optim.swa_utils.update_bn`.
 
     Each batch is a tensor, or a tuple that begins with the model's input. Returns the layers that were re-estimated.
-
-    Raises:
-        ValueError: the model has no batch norm, or there is no batch.
     """
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     if not norms:

@@ -89,7 +89,7 @@ class BatchStream:
         )
 
 
-def generator_state(batches: Iterable[Batch] | None) -> torch.Tensor | None:
+def generator_state(batches: object) -> torch.Tensor | None:
     """The state of a loader's own generator, if it has one."""
     generator = getattr(batches, "generator", None)
     return generator.get_state() if isinstance(generator, torch.Generator) else None
@@ -97,5 +97,5 @@ def generator_state(batches: Iterable[Batch] | None) -> torch.Tensor | None:
 
 def set_generator_state(batches: Any, state: torch.Tensor | None) -> None:
     """Puts back what `generator_state` returned."""
-    if state is not None:
+    if state is not None and generator_state(batches) is not None:
         batches.generator.set_state(state)

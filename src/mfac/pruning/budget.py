@@ -24,11 +24,7 @@ class Pool:
 def plan_steps(
     weights: MaskedWeights, sparsity: Sparsity, options: PruningOptions, floors: Mapping[str, int]
 ) -> list[list[Pool]]:
-    """What each step keeps, from the present masks to the requested sparsity.
-
-    Raises:
-        ValueError: the sparsity is not in [0, 1], below the present one, or higher than the floors or pattern allow.
-    """
+    """What each step keeps, from the present masks to the sparsity; raises ValueError if that cannot be reached."""
     pattern = parse_pattern(options.pattern)
     if pattern is not None:
         for name, mask in weights.masks.items():
@@ -54,14 +50,13 @@ def step_pools(pools: Sequence[Pool], kept_now: Sequence[int], recomputations: i
 
     Steps that would remove nothing are left out.
     """
-    steps, before = [], list(kept_now)
+    steps = [[Pool(pool.names, now) for pool, now in zip(pools, kept_now, strict=True)]]
     for step in range(1, recomputations + 1):
-        ends = zip(kept_now, pools, strict=True)
-        keep = [_geometric(now, pool.keep, step / recomputations) for now, pool in ends]
-        if keep != before:
-            steps.append([Pool(pool.names, k) for pool, k in zip(pools, keep, strict=True)])
-        before = keep
-    return steps
+        ends = zip(pools, kept_now, strict=True)
+        after = [Pool(pool.names, _geometric(now, pool.keep, step / recomputations)) for pool, now in ends]
+        if after != steps[-1]:
+            steps.append(after)
+    return steps[1:]
 
 
 def check_sparsity(sparsity: float) -> float:
@@ -132,6 +127,5 @@ def _check_pool(pool: Pool, masks: Mapping[str, Tensor], floor: int) -> None:
     if pool.keep < floor:
         raise ValueError(
             f"{where}sparsity {1 - pool.keep / size:.6g} leaves {pool.keep} of {size} weights, and the floor keeps "
-            f"{floor} of them so that no layer dies; request a sparsity of at most {1 - floor / size:.6g}, or "
-            "lower the floor"
+            f"{floor} of them; request a sparsity of at most {1 - floor / size:.6g}, or lower the floor"
         )

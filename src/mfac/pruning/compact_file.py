@@ -53,21 +53,21 @@ def save_compact(
 
     Raises:
         ValueError: a mask fits no tensor, or removes a weight that is not zero (which would be lost).
-        ImportError: safetensors is missing.
     """
     state, aliases = _distinct(model.state_dict() if isinstance(model, nn.Module) else model)
     chosen = _kept(state, masks)
     tensors, shapes = {}, {}
     for name, tensor in state.items():
-        kept = chosen.get(name)
-        if kept is not None and (masks is not None or _packed_bytes(tensor, kept) < _bytes(tensor)):
-            shapes[name] = list(tensor.shape)
-            tensors[name + VALUES] = tensor[kept]
-            tensors[name + BITS] = torch.from_numpy(np.packbits(kept.flatten().numpy()))
-        else:
-            tensors[name] = tensor
+        tensors[name] = tensor
+        if name in chosen:
+            values = tensor[chosen[name]]
+            bits = torch.from_numpy(np.packbits(chosen[name].flatten().numpy()))
+            if masks is not None or values.nbytes + bits.nbytes < tensor.nbytes:
+                shapes[name] = list(tensor.shape)
+                tensors |= {name + VALUES: values, name + BITS: bits}
+                del tensors[name]
     write_tensors(tensors, path, {"format": FORMAT, "shapes": json.dumps(shapes), "aliases": json.dumps(aliases)})
-    return CompactSize(Path(path).stat().st_size, sum(map(_bytes, state.values())))
+    return CompactSize(Path(path).stat().st_size, sum(tensor.nbytes for tensor in state.values()))
 
 
 def load_compact(path: str | os.PathLike[str], model: nn.Module | None = None) -> CompactModel:
@@ -75,14 +75,10 @@ def load_compact(path: str | os.PathLike[str], model: nn.Module | None = None) -
 
     Raises:
         ValueError: the file is missing, incomplete or not a compact file, or does not fit the model.
-        ImportError: safetensors is missing.
     """
     tensors, description = read_tensors(path, "save_compact")
     if description.get("format") != FORMAT:
-        raise ValueError(
-            f"{path} is a safetensors file, but not one of save_compact ({FORMAT!r}); read it with "
-            "safetensors.torch.load_file"
-        )
+        raise ValueError(f"{path} is not a file of save_compact; read it with safetensors.torch.load_file")
     shapes, aliases = json.loads(description["shapes"]), json.loads(description["aliases"])
     state = {name: tensor for name, tensor in tensors.items() if not name.endswith((VALUES, BITS))}
     masks = {}
@@ -123,8 +119,7 @@ def _kept(state: Mapping[str, Tensor], masks: Mapping[str, Tensor] | None) -> di
         astray = int(torch.count_nonzero(tensor[~kept]))
         if astray:
             raise ValueError(
-                f"masks: {key!r} removes {astray} weights that are not zero, and they would be lost; "
-                "apply the masks first with mfac.apply_masks(model, masks)"
+                f"masks: {key!r} removes {astray} weights that are not zero; use mfac.apply_masks(model, masks) first"
             )
     return chosen
 
@@ -146,16 +141,7 @@ def _fill(model: nn.Module, state: Mapping[str, Tensor], path: Any) -> None:
     missing, spare = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
     if wrong or missing or spare:
         raise ValueError(
-            f"{path} does not fit the model: {len(missing)} tensors are missing {missing[:3]}, "
-            f"{len(spare)} are unknown {spare[:3]}, {len(wrong)} have another shape {wrong[:3]}; "
-            "build the model it was saved from"
+            f"{path} does not fit the model: {len(missing)} tensors are missing {missing[:3]}, {len(spare)} are "
+            f"unknown {spare[:3]}, {len(wrong)} have another shape {wrong[:3]}; build the model it was saved from"
         )
     model.load_state_dict(dict(state))
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def _packed_bytes(tensor: Tensor, kept: Tensor) -> int:
-    return int(kept.sum()) * tensor.element_size() + (tensor.numel() + 7) // 8

@@ -83,11 +83,7 @@ class FisherCurvature:
         return out
 
     def greedy_scores(self, theta: Float[Tensor, " d"], count: int) -> Float[Tensor, " d"]:
-        """The cost of each weight when the exact greedy order reaches it; infinite beyond the `count` cheapest.
-
-        Raises:
-            ValueError: blocks too large for their dense inverses.
-        """
+        """The cost of each weight when the exact greedy order reaches it; infinite beyond the `count` cheapest."""
         found, cheapest, threshold = torch.empty_like(theta), theta[:0], torch.inf
         for blocks in self.blocks:
             run = blocks.run

@@ -14,11 +14,7 @@ HELD_OUT = 4  # every fourth row
 
 
 def choose_damping(
-    rows: Float[Tensor, "m d"],
-    block_size: int | None,
-    sizes: Sequence[int],
-    fractions: Sequence[float] = FRACTIONS,
-    reduce: Reduce | None = None,
+    rows: Float[Tensor, "m d"], block_size: int | None, sizes: Sequence[int], reduce: Reduce | None = None
 ) -> float:
     """The fraction of the mean diagonal of GᵀG/m that makes held-out gradients most likely.
 
@@ -27,9 +23,6 @@ def choose_damping(
     impossible; too large a λ drowns the gradients.
 
     With `reduce`, which sums over ranks, the rows are those of this rank's columns, and all ranks choose the same.
-
-    Raises:
-        ValueError: fewer than four rows, or rows of zeros.
     """
     held = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
     held[HELD_OUT - 1 :: HELD_OUT] = True
@@ -42,7 +35,7 @@ def choose_damping(
             f"{scale:g} do not allow that: give a number"
         )
     judges = rows[held].T.contiguous()
-    candidates = sorted((fraction * scale for fraction in fractions), reverse=True)
+    candidates = sorted((fraction * scale for fraction in FRACTIONS), reverse=True)
     shared = block_size is None
     options = BlockOptions(block_size, None if shared else sizes)
     parts = build_blocks(rows[~held], candidates[0], options, reduce if shared else None)

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from mfac.gradients.batches import Batch
 from mfac.gradients.collect import Fisher
 from mfac.gradients.losses import LossFn
+from mfac.pruning.batch_stream import generator_state, set_generator_state
 from mfac.pruning.mask_keeper import MaskKeeper, innermost
 from mfac.pruning.masks import apply_masks, matched_masks
 from mfac.pruning.options import PruningOptions, Scope
@@ -85,34 +86,26 @@ class GradualPruner:
         self._optimizer = None if optimizer is None else innermost(optimizer)
         self._reset_momentum, self._seed, self._on_step = reset_momentum, seed, on_step
         self._keeper: MaskKeeper | None = None
-        self._masks: dict[str, Tensor] = {}
+        self.masks: dict[str, Tensor] = {}  # {name: bool tensor, True = kept}; empty before the first step
         if masks:
             self._hold(matched_masks(model, masks))
-
-    @property
-    def masks(self) -> dict[str, Tensor]:
-        """{name: bool tensor, True = kept}; empty before the first step."""
-        return dict(self._masks)
 
     @property
     def next_sparsity(self) -> float | None:
         return self.schedule[self.steps_done] if self.steps_done < len(self.schedule) else None
 
     def step(self) -> PruningResult | None:
-        """Prunes to the next sparsity of the schedule; does nothing and returns None after the last.
+        """Prunes to the next sparsity of the schedule, as `mfac.prune` does; returns None after the last.
 
         If it fails or is interrupted, weights and masks are those of its last complete recomputation; it can be called
         again.
-
-        Raises:
-            ValueError: as for `mfac.prune`.
         """
         sparsity = self.next_sparsity
         if sparsity is None:
             return None
         batches = self._batches(self.steps_done) if callable(self._batches) else self._batches
         options = replace(self._options, seed=self._seed + self.steps_done)
-        pruner = Pruner(self._model, self._loss_fn, batches, sparsity, options, self._masks or None)
+        pruner = Pruner(self._model, self._loss_fn, batches, sparsity, options, self.masks or None)
         result = pruner.run(self._took)
         self._hold(result.masks)
         self._forget_momentum()
@@ -126,9 +119,9 @@ class GradualPruner:
             "schedule": list(self.schedule),
             "steps_done": self.steps_done,
             "seed": self._seed,
-            "masks": {name: mask.clone() for name, mask in self._masks.items()},
+            "masks": {name: mask.clone() for name, mask in self.masks.items()},
             "history": [[asdict(record) for record in records] for records in self.history],
-            "generators": {name: generator.get_state() for name, generator in self._generators().items()},
+            "generators": [generator_state(self._batches), generator_state(self._options.bn_batches)],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -147,9 +140,8 @@ class GradualPruner:
             self._hold(matched_masks(self._model, state["masks"]))
         self.steps_done = state["steps_done"]
         self.history = [[StepRecord(**record) for record in records] for records in state["history"]]
-        for name, generator in self._generators().items():
-            if name in state["generators"]:
-                generator.set_state(state["generators"][name])
+        for loader, saved in zip((self._batches, self._options.bn_batches), state["generators"], strict=True):
+            set_generator_state(loader, saved)
 
     def _took(self, result: PruningResult) -> None:
         self._hold(result.masks)
@@ -163,7 +155,7 @@ class GradualPruner:
             self._keeper = MaskKeeper(self._optimizer, masks, self._model)
         elif self._keeper is not None:
             self._keeper.update(masks)
-        self._masks = dict(masks)
+        self.masks = dict(masks)
 
     @torch.no_grad()
     def _forget_momentum(self) -> None:
@@ -172,9 +164,3 @@ class GradualPruner:
                 for name in MOMENTUM & values.keys():
                     if isinstance(values[name], Tensor):
                         values[name].zero_()
-
-    def _generators(self) -> dict[str, torch.Generator]:
-        """The generators of loaders that have their own."""
-        loaders = {"batches": self._batches, "bn_batches": self._options.bn_batches}
-        found = {name: getattr(loader, "generator", None) for name, loader in loaders.items()}
-        return {name: source for name, source in found.items() if isinstance(source, torch.Generator)}

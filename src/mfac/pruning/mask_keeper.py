@@ -47,11 +47,7 @@ class MaskKeeper:
         self.apply()
 
     def update(self, masks: Masks) -> None:
-        """Replaces the masks; a parameter without a mask is free again.
-
-        Raises:
-            ValueError: one of them does not fit; the present ones stay then.
-        """
+        """Replaces the masks; a parameter without a mask is free again. If one does not fit, the present ones stay."""
         self._masked = self._look_up(masks)
         self.apply()
 
@@ -112,11 +108,7 @@ class MaskKeeper:
 
 
 def innermost(optimizer: Optimizer) -> Optimizer:
-    """The optimizer inside the wrappers of accelerate, Lightning and others, whose hooks are the ones that are called.
-
-    Raises:
-        ValueError: it is not a torch optimizer.
-    """
+    """The optimizer inside the wrappers of accelerate, Lightning and others, whose hooks are called."""
     while isinstance(getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = optimizer.optimizer  # type: ignore[attr-defined]
     if not isinstance(optimizer, Optimizer):
@@ -124,13 +116,11 @@ def innermost(optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
-def _laid_out(mask: Tensor, parameter: Tensor) -> Tensor:
+def _laid_out(mask: Tensor, parameter: Any) -> Tensor:
     """The mask on the parameter's device; in the same shards, if that is a DTensor."""
     mask = mask.to(parameter.device)
-    mesh = getattr(parameter, "device_mesh", None)
-    if mesh is None or hasattr(mask, "device_mesh"):
+    if not hasattr(parameter, "device_mesh") or hasattr(mask, "device_mesh"):
         return mask
-    from torch.distributed.tensor import DTensor, distribute_tensor
+    from torch.distributed.tensor import distribute_tensor
 
-    assert isinstance(parameter, DTensor)
-    return distribute_tensor(mask, mesh, parameter.placements)
+    return distribute_tensor(mask, parameter.device_mesh, parameter.placements)

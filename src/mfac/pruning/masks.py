@@ -29,14 +29,10 @@ def load_masks(source: Source) -> dict[str, Tensor]:
     """
     if isinstance(source, nn.Module):
         found = masks_of_model(source)
-        missing = (
-            "the model has no masks of torch.nn.utils.prune or torch.ao.pruning; "
-            "for weights that are zero, use mfac.masks_from_zeros(model)"
-        )
-    elif isinstance(source, Mapping):
-        found, missing = _masks_of_mapping(source), "the dict holds no mask"
+        missing = "the model has no masks of torch's tools; for its zeros use mfac.masks_from_zeros(model)"
     else:
-        found, missing = _masks_of_mapping(read_tensors(source, "save_masks")[0]), f"{source} holds no mask"
+        entries = source if isinstance(source, Mapping) else read_tensors(source, "save_masks")[0]
+        found, missing = _masks_of_mapping(entries), f"{'the dict' if entries is source else source} holds no mask"
     if not found:
         raise ValueError(missing)
     return found
@@ -47,7 +43,6 @@ def save_masks(masks: Mapping[str, Tensor], path: str | os.PathLike[str]) -> Non
 
     Raises:
         ValueError: there is nothing to save, or a mask does not hold zeros and ones.
-        ImportError: safetensors is missing.
     """
     if not masks:
         raise ValueError("there are no masks to save")
@@ -93,10 +88,7 @@ def apply_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
 
 
 def to_torch_prune(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
-    """Hands masks to torch.nn.utils.prune: each masked weight becomes `weight_orig` and `weight_mask`.
-
-    A layer that has a mask already gets the product of both, as torch defines it.
-    """
+    """Hands masks to torch.nn.utils.prune, as `weight_mask` beside `weight_orig`, multiplied by present ones."""
     from torch.nn.utils import prune
 
     for name, parameter, mask in _matched(model, masks):

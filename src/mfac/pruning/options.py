@@ -90,10 +90,7 @@ class PruningOptions:
             raise ValueError("rows_dir is for one process; with a process_group every rank keeps its columns in memory")
         full = ranks > 1 and self.method == "mfac" and self.block_size is None
         if full and isinstance(pattern, Slices) and pattern.dim != 0:
-            raise ValueError(
-                f"pattern {pattern} with the full matrix works on one process only; give a block_size, or leave the "
-                "process_group out"
-            )
+            raise ValueError(f"pattern {pattern} with the full matrix works on one process only; give a block_size")
 
 
 def _is_positive_int(value: object) -> bool:

@@ -21,7 +21,6 @@ class NOfM:
         return 1 - self.kept / self.size
 
     def check(self, name: str, shape: torch.Size) -> None:
-        """Raises ValueError if M does not divide dimension 1."""
         if len(shape) < 2 or shape[1] % self.size:
             raise ValueError(
                 f"pattern {self}: {name} has shape {tuple(shape)}, and {self.size} must divide its dimension 1; "
@@ -49,7 +48,6 @@ class NOfM:
         return self._grouped(flat.view(mask.shape)).flatten(0, -2)
 
     def ungrouped(self, values: Float[Tensor, "*groups size"], shape: torch.Size) -> Tensor:
-        """Values by groups as a tensor of the weights' shape."""
         return values.reshape(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
 
     def _grouped(self, values: Tensor) -> Tensor:
@@ -67,7 +65,6 @@ class Slices:
     dim: int
 
     def check(self, name: str, shape: torch.Size) -> None:
-        """Raises ValueError if the tensor has no such dimension."""
         if len(shape) <= self.dim:
             raise ValueError(
                 f"pattern {self}: {name} has shape {tuple(shape)}, so no {self}s; leave it out with ignore=[{name!r}]"
@@ -98,7 +95,5 @@ def parse_pattern(pattern: str | None) -> Pattern:
         return Slices(pattern, 0 if pattern == "row" else 1)
     match = re.fullmatch(r"(\d+):(\d+)", pattern) if isinstance(pattern, str) else None
     if match is None or not 0 < int(match[1]) < int(match[2]):
-        raise ValueError(
-            f'pattern must be "N:M" with 0 < N < M (as "2:4"), "row", "channel" or None (any weight), not {pattern!r}'
-        )
+        raise ValueError(f'pattern must be "N:M" with 0 < N < M, "row", "channel" or None, not {pattern!r}')
     return NOfM(int(match[1]), int(match[2]))

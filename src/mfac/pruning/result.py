@@ -11,8 +11,7 @@ class StepRecord:
     """One recomputation.
 
     `loss_before` and `loss_after` are means over the same few batches, in eval mode; `predicted_increase` is ½ δᵀFδ of
-    the quadratic model for the change δ that was made, None for methods without such a model; `damping` is the λ that
-    was used. `gradient_seconds` is the part of `seconds` that went into gradients.
+    the quadratic model, None for methods without one; `gradient_seconds` is the part of `seconds` spent on gradients.
     """
 
     step: int

@@ -109,13 +109,11 @@ def checked_schedule(schedule: Iterable[float]) -> tuple[float, ...]:
     values = tuple(schedule)
     if not values:
         raise ValueError("schedule is empty; it needs one sparsity for each pruning step, such as [0.5, 0.8, 0.9]")
-    before = 0.0
-    for index, value in enumerate(values):
+    for index, (before, value) in enumerate(zip((0.0, *values), values, strict=False)):
         if not _is_number(value) or not 0 < value <= 1:
             raise ValueError(f"schedule[{index}] is {value!r}; each entry is a sparsity above 0 and at most 1")
         if value <= before:
             raise ValueError(f"schedule[{index}] is {value}, not above the {before} before it; sparsities must rise")
-        before = value
     return tuple(float(value) for value in values)
 
 

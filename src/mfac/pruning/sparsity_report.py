@@ -47,11 +47,17 @@ class SparsityReport:
         return self.removed / self.weights if self.weights else 0.0
 
     def __str__(self) -> str:
-        lines = [HEADER, *(_cells(row) for row in self.rows)]
-        lines.append(("total", "", f"{self.weights:,}", f"{self.removed:,}", f"{100 * self.sparsity:.2f} %", ""))
-        lines.append(("other parameters", "", f"{self.others:,}", "", "", ""))
+        lines = [HEADER]
+        for row in self.rows:
+            note = f"{row.astray:,} not zero" if row.astray else ""
+            lines.append((row.name, " x ".join(map(str, row.shape)), *_counts(row), note))
+        lines += [("total", "", *_counts(self), ""), ("other parameters", "", f"{self.others:,}", "", "", "")]
         widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
-        return "\n".join(_aligned(line, widths) for line in lines)
+        aligned = "{:<{}}  {:<{}}  {:>{}}  {:>{}}  {:>{}}  {:<{}}"
+        return "\n".join(
+            aligned.format(*(part for pair in zip(line, widths, strict=True) for part in pair)).rstrip()
+            for line in lines
+        )
 
 
 @torch.no_grad()
@@ -85,12 +91,5 @@ def _row(name: str, parameter: Tensor, mask: Tensor | None, reparametrised: bool
     return LayerSparsity(name, tuple(parameter.shape), parameter.numel(), int(removed.sum()), astray)
 
 
-def _cells(row: LayerSparsity) -> tuple[str, ...]:
-    note = f"{row.astray:,} not zero" if row.astray else ""
-    shape = " x ".join(map(str, row.shape))
-    return row.name, shape, f"{row.weights:,}", f"{row.removed:,}", f"{100 * row.sparsity:.2f} %", note
-
-
-def _aligned(line: tuple[str, ...], widths: list[int]) -> str:
-    pairs = enumerate(zip(line, widths, strict=True))
-    return "  ".join(cell.rjust(width) if 2 <= i <= 4 else cell.ljust(width) for i, (cell, width) in pairs).rstrip()
+def _counts(row: LayerSparsity | SparsityReport) -> tuple[str, str, str]:
+    return f"{row.weights:,}", f"{row.removed:,}", f"{100 * row.sparsity:.2f} %"

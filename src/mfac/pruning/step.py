@@ -37,8 +37,7 @@ from mfac.pruning.selection import Selection
 from mfac.pruning.weights import MaskedWeights, choose_targets
 
 RANK_SEEDS = 1_000_003  # between the random states of two ranks; more than the steps of any run
-# Float32 rows beyond twice the block size take more memory than float64 sums of the blocks.
-ROWS_PER_BLOCK_SIZE = 2
+ROWS_PER_BLOCK_SIZE = 2  # float32 rows beyond twice the block size take more memory than float64 sums of the blocks
 DEFAULTS = PruningOptions()
 # Options that must be the same on every rank, besides those of the gradients.
 SHARED = ("recomputations", "scope", "floor", "block_size", "damping", "update", "order", "pattern", "method")
@@ -149,10 +148,7 @@ class Pruner:
         history = self.result.history
         loss = history[-1].loss_after if history else self._mean_loss()
         if not math.isfinite(loss):
-            raise ValueError(
-                f"the loss of the model is {loss} before anything is pruned: the model has diverged, or a batch is "
-                "broken; nothing was changed"
-            )
+            raise ValueError(f"the loss of the model is {loss} before anything is pruned; check it and its batches")
         rows_dir = self.options.rows_dir
         with tempfile.TemporaryDirectory(prefix="mfac-rows-", dir=rows_dir) if rows_dir else nullcontext() as folder:
             step = Step(self.steps_done + 1, self.weights, self.weights.layout(), self.stream, folder)
@@ -201,25 +197,16 @@ class Pruner:
         weights, layout = step.weights, step.layout
         theta = weights.vector(layout)
         curvature = self._method.curvature(step, measured)
-        removed = self._selection.choose(curvature, theta, layout, weights.masks, pools)
-        gone: Bool[Tensor, " d"] = weights.row_of(layout, removed)
-        if self._ranks.size > 1:  # all choose by the same numbers; ties are broken as on the first rank
-            removed = layout.unflatten(self._ranks.from_first_(gone))
-        delta, predicted = curvature.remove(theta, gone, self.options.update)
+        chosen = self._selection.choose(curvature, theta, layout, weights.masks, pools)
+        # All ranks choose by the same numbers; ties are broken as on the first one.
+        removed: Bool[Tensor, " d"] = self._ranks.from_first_(weights.row_of(layout, chosen))
+        delta, predicted = curvature.remove(theta, removed, self.options.update)
         loss_after = self._write(layout, theta + delta, removed)
-        return StepRecord(
-            step=step.number,
-            removed=int(gone.sum()),
-            sparsity=weights.sparsity,
-            loss_before=loss,
-            loss_after=loss_after,
-            predicted_increase=predicted,
-            damping=curvature.damping,
-            seconds=time.perf_counter() - start,
-            gradient_seconds=gradient_seconds,
-        )
+        seconds, count = time.perf_counter() - start, int(removed.sum())
+        known = weights.sparsity, loss, loss_after, predicted, curvature.damping
+        return StepRecord(step.number, count, *known, seconds, gradient_seconds)
 
-    def _write(self, layout: ParameterLayout, theta: Float[Tensor, " d"], removed: Mapping[str, Tensor]) -> float:
+    def _write(self, layout: ParameterLayout, theta: Float[Tensor, " d"], removed: Bool[Tensor, " d"]) -> float:
         """Writes the weights and masks; returns the loss after it."""
         with self.weights.all_or_nothing():
             with self._ranks.together("writing the weights"):
@@ -232,8 +219,7 @@ class Pruner:
             loss = self._mean_loss()
             if not math.isfinite(loss):
                 raise RuntimeError(
-                    f"the loss became {loss} in this step, which is undone: the weights are those of the step before; "
-                    "use a larger damping, more recomputations, or a lower sparsity"
+                    f"the loss became {loss} in this step, which is undone; use a larger damping or more recomputations"
                 )
             return loss
 
@@ -294,7 +280,7 @@ class FisherMethod:
             sizes = shares[ranks.rank].sizes
         if isinstance(damping, str):
             assert isinstance(measured, Tensor)
-            damping = choose_damping(measured, self.block_size, sizes, reduce=reduce)
+            damping = choose_damping(measured, self.block_size, sizes, reduce)
         local = FisherCurvature(measured, damping, self.block_size, sizes, step.layout.device, reduce)
         return local if ranks.size == 1 else SharedCurvature(local, shares, ranks, self.block_size is not None)
 

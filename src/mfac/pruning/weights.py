@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from mfac.layout import Masks, ParameterLayout, matching, parameters_by_name, some
@@ -16,9 +16,6 @@ class MaskedWeights:
     """The targets and which of their weights are kept; `masks` is {name: bool tensor on the weight's device}.
 
     `other_masks` are those given for parameters that are not targets, which are passed through.
-
-    Raises:
-        ValueError: a mask of no parameter, or of another shape or type; targets on several devices.
     """
 
     def __init__(self, model: nn.Module, targets: Mapping[str, Tensor], masks: Masks = None):
@@ -30,9 +27,7 @@ class MaskedWeights:
         layout = ParameterLayout(model, list(targets), masks)
         kept = layout.unflatten(torch.ones(layout.dim, dtype=torch.bool, device=layout.device))
         self.masks = {name: mask.clone() for name, mask in kept.items()}
-        self.other_masks = {
-            key: mask for key, mask in (masks or {}).items() if isinstance(key, str) and key not in self.masks
-        }
+        self.other_masks = {k: m for k, m in (masks or {}).items() if isinstance(k, str) and k not in self.masks}
 
     @property
     def device(self) -> torch.device:
@@ -44,14 +39,11 @@ class MaskedWeights:
         return 1 - kept / sum(mask.numel() for mask in self.masks.values())
 
     def layout(self) -> ParameterLayout:
-        """The coordinates that are left."""
         return ParameterLayout(self.model, list(self.targets), self.masks)
 
     def vector(self, layout: ParameterLayout) -> Float[Tensor, " d"]:
         """The kept weights in a row, in float64."""
-        row = torch.empty(layout.dim, dtype=torch.float64, device=layout.device)
-        layout.flatten([tensor.detach() for tensor in layout.tensors], row)
-        return row
+        return self.row_of(layout, {name: tensor.detach().double() for name, tensor in self.targets.items()})
 
     def row_of(self, layout: ParameterLayout, values: Mapping[str, Tensor]) -> Tensor:
         """One value per weight, in the coordinates of the layout."""
@@ -61,11 +53,11 @@ class MaskedWeights:
         return row
 
     @torch.no_grad()
-    def write(self, layout: ParameterLayout, theta: Float[Tensor, " d"], removed: Mapping[str, Tensor]) -> None:
+    def write(self, layout: ParameterLayout, theta: Float[Tensor, " d"], removed: Bool[Tensor, " d"]) -> None:
         """Sets the masks and the weights; removed weights are exactly 0."""
-        values = layout.unflatten(theta)
+        values, gone = layout.unflatten(theta), layout.unflatten(removed)
         for name, tensor in self.targets.items():
-            mask = self.masks[name] & ~removed[name]
+            mask = self.masks[name] & ~gone[name]
             tensor.copy_(torch.where(mask, values[name], 0.0))
             self.masks[name] = mask
 
@@ -73,8 +65,7 @@ class MaskedWeights:
     def all_or_nothing(self) -> Iterator[None]:
         """Restores weights, masks and the model's buffers if the block inside raises."""
         tensors = [*self.targets.values(), *self.model.buffers()]
-        saved = [tensor.detach().clone() for tensor in tensors]
-        masks = dict(self.masks)
+        saved, masks = [tensor.detach().clone() for tensor in tensors], dict(self.masks)
         try:
             yield
         except BaseException:
@@ -86,11 +77,7 @@ class MaskedWeights:
 
 
 def choose_targets(model: nn.Module, targets: Names = None, ignore: Names = None) -> dict[str, Tensor]:
-    """{name: parameter}, in the model's order; tied weights once, by their first name.
-
-    Raises:
-        ValueError: a name or pattern matches nothing, or there is nothing left to prune.
-    """
+    """{name: parameter}, in the model's order; tied weights once. Raises ValueError if there is nothing to prune."""
     every = {name: t for name, t in model.named_parameters() if t.requires_grad and t.is_floating_point()}
     if targets is None:
         kinds = nn.Embedding | nn.EmbeddingBag

@@ -15,6 +15,7 @@ from mfac.app.report import write_page
 from mfac.app.runs.folder import read_run
 from mfac.app.tasks import write_template
 
+TASK_FILE, DEMO_FOLDER = Path("task.py"), Path("mfac-demo")
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
 
@@ -63,9 +64,7 @@ def report(
 
 @command()
 def init(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; it must end in .py.")] = Path(
-        "task.py"
-    ),
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write, which ends in .py.")] = TASK_FILE,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a complete task file, to be edited for your own model and data.
@@ -81,9 +80,7 @@ def init(
 
 @command()
 def demo(
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for the two runs and the report.")] = Path(
-        "mfac-demo"
-    ),
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for the runs and the report.")] = DEMO_FOLDER,
 ) -> None:
     """Prune and train a small network on handwritten digits, with M-FAC and with the usual baselines.
 
@@ -94,10 +91,10 @@ def demo(
     for record in records:
         show_run(record)
         typer.echo("")
-    tour.plot(*records, out / "demo.png")
+    tour.plot(records, out / "demo.png")
     page = (out / "report.html").resolve()
     title = "mfac demo: handwritten digits, pruned and trained"
-    write_page(list(records), page, title, folders=[out / "prune", out / "train"])
+    write_page(records, page, title, folders=[out / record["kind"] for record in records])
     typer.echo(f"Report: {page}")
 
 

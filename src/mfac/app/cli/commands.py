@@ -27,16 +27,17 @@ from mfac.pruning.prune import prune as library_prune
 WHAT, HOW, GRADUAL, OPTIMIZER, LENGTH = "What is pruned", "How it is chosen", "Gradual pruning", "Optimizers", "Length"
 FOR_PRUNE, FOR_TRAIN = "For mfac prune", "For mfac train"
 GRADUAL_RECOMPUTATIONS = 4
+NAMES = {"targets": "--target", "ignore": "--ignore"}
 COMPARED = ("mfac", "sgd")
 EACH = ("lr", "momentum", "weight_decay")  # given to all optimizers, or to one by name
-SHARED = ("num_grads", "damping", "window")
+OURS = DEFAULTS["mfac"]
+Settings = PruningSettings | TrainingSettings
 
 # The options of `mfac.prune` that are options of the command, too.
 LIBRARY = (
     option(library_prune, "pattern", str, WHAT),
     option(library_prune, "scope", str, WHAT, choices=SCOPES),
-    option(library_prune, "targets", list[str], WHAT, flag="--target"),
-    option(library_prune, "ignore", list[str], WHAT),
+    *(option(library_prune, name, list[str], WHAT, flag=flag) for name, flag in NAMES.items()),
     option(
         library_prune, "recomputations", int, HOW, default=None, min=1,
         show_default=f"{PruningOptions().recomputations}, or {GRADUAL_RECOMPUTATIONS} with --gradual",
@@ -117,9 +118,9 @@ def _by_name(key: str, given: tuple[str, ...], names: tuple[str, ...]) -> dict[s
         option(OptimizerSettings, key, list[str], OPTIMIZER, metavar="VALUE|NAME=VALUE", show_default=_defaults(key))
         for key in EACH
     ),
-    option(OptimizerSettings, "num_grads", int, OPTIMIZER, min=1, default=DEFAULTS["mfac"]["num_grads"]),
-    option(OptimizerSettings, "damping", float, OPTIMIZER, min=0, default=DEFAULTS["mfac"]["damping"]),
-    option(OptimizerSettings, "window", str, OPTIMIZER, choices=tuple(WINDOWS), default=DEFAULTS["mfac"]["window"]),
+    option(OptimizerSettings, "num_grads", int, OPTIMIZER, min=1, default=OURS["num_grads"]),
+    option(OptimizerSettings, "damping", float, OPTIMIZER, min=0, default=OURS["damping"]),
+    option(OptimizerSettings, "window", str, OPTIMIZER, choices=tuple(WINDOWS), default=OURS["window"]),
     option(TrainingSettings, "schedule", str, OPTIMIZER, choices=TRAINING_SCHEDULES),
     option(TrainingSettings, "epochs", int, LENGTH, min=1),
     option(TrainingSettings, "steps", int, LENGTH, min=1),
@@ -145,22 +146,13 @@ def train(
     """
     names = given.pop("optimizers", COMPARED)
     by_name = {key: _by_name(key, given.pop(key, ()), names) for key in EACH}
-    shared = {key: given.pop(key) for key in SHARED}
-    optimizers = []
-    for name in names:
-        own: dict[str, Any] = {key: values.get(name) for key, values in by_name.items()}
-        optimizers.append(OptimizerSettings(name, **own, **shared))
-    _run(ctx, load_task(task), TrainingSettings(tuple(optimizers), **given), out, fresh, as_json)
+    shared: dict[str, Any] = {key: given.pop(key) for key in ("num_grads", "damping", "window")}
+    own: dict[str, dict[str, Any]] = {name: {key: by_name[key].get(name) for key in EACH} for name in names}
+    optimizers = tuple(OptimizerSettings(name, **own[name], **shared) for name in names)
+    _run(ctx, load_task(task), TrainingSettings(optimizers, **given), out, fresh, as_json)
 
 
-def _run(
-    ctx: typer.Context,
-    task: Task,
-    settings: PruningSettings | TrainingSettings,
-    out: Path | None,
-    fresh: bool,
-    as_json: bool,
-) -> None:
+def _run(ctx: typer.Context, task: Task, settings: Settings, out: Path | None, fresh: bool, as_json: bool) -> None:
     """Runs, writes the report, and shows the results; an interruption says how to resume."""
     folder = out or Path("runs") / f"{task.name}-{settings.kind}"
     report = folder / REPORT
@@ -168,10 +160,10 @@ def _run(
         with ProgressDisplay() as watcher:
             record = run_task(task, settings, folder, command=command_line(ctx), fresh=fresh, watcher=watcher)
     except KeyboardInterrupt:
-        so_far = read_run(folder) if (folder / RECORD).exists() else None
-        if so_far and so_far["cells"]:
+        so_far, shown = read_run(folder) if (folder / RECORD).exists() else {}, ""
+        if so_far.get("cells"):
             write_page([so_far], report)
-        shown = f" ({report})" if so_far and so_far["cells"] else ""
+            shown = f" ({report})"
         raise KeyboardInterrupt(f"results so far are in {folder}{shown}; the same command resumes the run") from None
     write_page([record], report)
     if as_json:
@@ -185,14 +177,13 @@ def _run(
 
 @command(
     option(plan_pruning, "num_grads", int, min=1),
-    option(plan_pruning, "block_size", str, FOR_PRUNE, callback=number_or_word),
-    option(plan_pruning, "recomputations", int, FOR_PRUNE, min=1),
+    option(library_prune, "block_size", str, FOR_PRUNE, callback=number_or_word),
+    option(library_prune, "recomputations", int, FOR_PRUNE, min=1),
     option(plan_pruning, "sparsity", float, FOR_PRUNE, min=0, max=1),
-    option(plan_pruning, "targets", list[str], FOR_PRUNE, flag="--target"),
-    option(plan_pruning, "ignore", list[str], FOR_PRUNE),
-    option(plan_pruning, "per_sample", bool, FOR_PRUNE),
+    *(option(library_prune, name, list[str], FOR_PRUNE, flag=flag) for name, flag in NAMES.items()),
+    option(library_prune, "per_sample", bool, FOR_PRUNE),
     option(plan_pruning, "on_disk", bool, FOR_PRUNE),
-    option(plan_training, "window", str, FOR_TRAIN, choices=tuple(WINDOWS), show_default="as the weights"),
+    option(OptimizerSettings, "window", str, FOR_TRAIN, choices=tuple(WINDOWS), show_default="as the weights"),
     option(plan_training, "momentum", float, FOR_TRAIN, min=0),
     option(plan_training, "steps", int, FOR_TRAIN, min=1),
     option(PruningSettings, "device", str, RUN),

@@ -1,5 +1,6 @@
 """Commands whose options are made from the arguments that they set: name, default and help are written once."""
 
+import contextlib
 import functools
 import inspect
 import re
@@ -87,10 +88,8 @@ def _one_of(choices: Sequence[str]) -> Callable[[Any], Any]:
 def number_or_word(value: str) -> int | float | str:
     """The number in a text, or the text itself; for a callback of an option."""
     for kind in (int, float):
-        try:
+        with contextlib.suppress(ValueError):
             return kind(value)
-        except ValueError:
-            continue
     return value
 
 
@@ -118,13 +117,14 @@ def command(*options: inspect.Parameter) -> Callable[[Callable[..., None]], Call
                 typer.echo(f"mfac: {explain(error)}", err=True)
                 raise typer.Exit(FAILED) from None
 
-        own = [item for item in inspect.signature(function).parameters.values() if item.kind is not item.VAR_KEYWORD]
-        own = [item.replace(kind=item.KEYWORD_ONLY) for item in own]
-        own.append(inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug))
+        given = inspect.signature(function).parameters.values()
+        own = [item.replace(kind=item.KEYWORD_ONLY) for item in given if item.kind is not item.VAR_KEYWORD]
         count = sum(item.default is item.empty for item in own)
-        parameters = [*own[:count], *options, *own[count:]]
+        debug = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
+        parameters = [*own[:count], *options, *own[count:], debug]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {item.name: item.annotation for item in parameters}
+        run.__doc__ = re.sub(r"(?<=[^\n\b])\n(?=\S)", " ", inspect.getdoc(function) or "")  # wrapped by the terminal
         return run
 
     return decorate

@@ -1,4 +1,4 @@
-"""The plots of the page: drawn by matplotlib as inline SVG, each with the table of its values."""
+"""The plots of the page: drawn by matplotlib as inline SVG; and the tables and sections around them."""
 
 import io
 import re
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Array = npt.NDArray[np.float64]
-Bar = tuple[str, int | None, Sequence[float]]  # label, colour, values
+Plot = tuple[str, str, str, Markup]  # id, title, note and drawing
 # The colours that are drawn, and the variables of style.css that replace them, so that figures follow its themes.
 THEME = {
     "#1f5fbf": "c0", "#c2410c": "c1", "#0b7a5c": "c2", "#9a1fb0": "c3", "#866000": "c4", "#0a7285": "c5",
@@ -27,7 +27,9 @@ THEME = {
 }  # fmt: skip
 COLOURS, (INK, SOFT, GRID) = list(THEME)[:8], list(THEME)[8:]
 MARKERS, DASHES = "os^Dv*PXph", ("-", "--", ":", "-.")
-WIDTH, HEIGHT, MOST_ROWS = 6.2, 3.4, 300
+WIDTH, HEIGHT = 6.2, 3.4
+Levels = Mapping[str, float]
+NO_LEVELS: Levels = MappingProxyType({})
 STYLE = {
     "svg.fonttype": "none", "text.parse_math": False, "font.sans-serif": ["DejaVu Sans"], "font.size": 10,
     "axes.edgecolor": SOFT, "axes.labelcolor": INK, "axes.grid": True, "axes.axisbelow": True, "grid.color": GRID,
@@ -38,37 +40,23 @@ STYLE = {
 
 @dataclass(frozen=True)
 class Table:
-    """Headings and rows; the first `texts` columns are words, the others figures; `strong` has (row, column) pairs."""
+    """Headings and rows; the first `texts` columns are words, the others figures."""
 
     caption: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     texts: int = 1
     note: str = ""
-    strong: frozenset[tuple[int, int]] = frozenset()
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A drawing, with the table of its values if they are not written in it."""
-
-    ident: str
-    title: str
-    note: str
-    drawing: Markup
-    table: Table | None
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, and below it a text, commands, plots and tables."""
+    """A heading, and below it plots and tables."""
 
     ident: str
     title: str
     plots: Sequence[Plot] = ()
     tables: Sequence[Table] = ()
-    text: str = ""
-    commands: Sequence[str] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,90 +80,35 @@ def columns(entries: Sequence[Record], *keys: str) -> list[Array]:
 
 
 def curve_plot(
-    ident: str,
-    name: str,
-    x: Quantity,
-    y: Quantity,
-    lines: Sequence[Line],
-    dense: Mapping[str, float] = MappingProxyType({}),
-    note: str = "",
-    diagonal: bool = False,
+    ident: str, name: str, x: Quantity, y: Quantity, lines: Sequence[Line], dense: Levels = NO_LEVELS, note: str = ""
 ) -> list[Plot]:
-    """Lines, and a level for each dense model; bars if no line has two points, nothing if none has one.
-
-    With `diagonal`, points on logarithmic axes, and the line where both values are equal.
-    """
+    """Lines, and a level for each dense model; nothing if no line has two points."""
     lines = [line for line in lines if line.points]
-    if not lines:
+    if all(len(line.points) == 1 for line in lines):
         return []
-    if not diagonal and all(len(line.points) == 1 for line in lines):
-        bars: list[Bar] = [(line.series.label, line.series.colour, [line.points[0][1]]) for line in lines]
-        places = {x.text(line.points[0][0], unit=True) for line in lines}
-        title = f"{name} at {x.name} {places.pop()}" if len(places) == 1 else name
-        return bar_plot(ident, title, y, bars + [(label, None, [level]) for label, level in dense.items()])
     # High sparsities are spaced by the weights that remain, so that 95 % and 98 % stand apart.
     remaining = x is SPARSITY and 0.9 <= max(at for line in lines for at, _ in line.points) < 1
     values = [*dense.values(), *(value for line in lines for _, value in line.points)]
 
     def paint(axes: "Axes") -> None:
         for line in lines:
-            at = 100 * (1 - line.x) if remaining else x.factor * line.x
-            look = _look(line.series)
+            at, look = 100 * (1 - line.x) if remaining else x.factor * line.x, _look(line.series)
             if line.low is not None and line.high is not None:
                 low, high = y.factor * line.low, y.factor * line.high
                 axes.fill_between(at, low, high, color=look["color"], alpha=0.15, linewidth=0)
-            every = {"markevery": max(1, len(at) // 10)} if not diagonal else {"linestyle": "none", "alpha": 0.7}
-            axes.plot(at, y.factor * line.y, **{**look, **every})
+            axes.plot(at, y.factor * line.y, markevery=max(1, len(at) // 10), **look)
         for number, (label, level) in enumerate(dense.items()):
             axes.axhline(y.factor * level, color=SOFT, linestyle=DASHES[2 - number % 3], label=_short(label))
-        if diagonal or ("loss" in y.name and 0 < 30 * min(values) <= max(values)):
-            _logarithmic(axes, "y")
-        if diagonal or remaining:
-            _logarithmic(axes, "x", (lambda value: f"{100 - value:g}") if remaining else "{:g}".format)
-        if diagonal:
-            axes.plot(axes.get_xlim(), axes.get_xlim(), color=SOFT, linestyle=":", label="equal", scalex=False)
-        elif remaining:
+        if "loss" in y.name and 0 < 30 * min(values) <= max(values):
+            _logarithmic(axes, "y", "{:g}".format)
+        if remaining:
+            _logarithmic(axes, "x", lambda value: f"{100 - value:g}")
             axes.invert_xaxis()
         elif x is not SPARSITY:
             axes.set_xlim(left=0)
         axes.set(xlabel="sparsity (% of weights removed)" if x is SPARSITY else x.heading, ylabel=_short(y.heading))
 
-    return [_plot(ident, f"{name} by {x.name}", note, HEIGHT, paint, _values(x, y, lines))]
-
-
-def bar_plot(ident: str, title: str, y: Quantity, bars: Sequence[Bar], note: str = "") -> list[Plot]:
-    """Horizontal bars of means with their ranges; nothing if there are none."""
-
-    def paint(axes: "Axes") -> None:
-        for row, (_, colour, values) in enumerate(bars):
-            mean = sum(values) / len(values)
-            low, value, high = (y.factor * number for number in (min(values), mean, max(values)))
-            axes.barh(row, value, 0.6, color=SOFT if colour is None else COLOURS[colour % len(COLOURS)])
-            if high > low:
-                axes.errorbar(value, row, xerr=[[value - low], [high - value]], color=INK, capsize=3, linewidth=1)
-            text = y.text(mean, unit=True)
-            axes.annotate(text, (high, row), (6, 0), textcoords="offset points", va="center")
-        axes.set_yticks(range(len(bars)), [_short(label) for label, _, _ in bars], color=INK)
-        axes.set_xlabel(_short(y.heading))
-        axes.grid(axis="y", visible=False)
-        axes.invert_yaxis()
-        axes.locator_params(axis="x", nbins=5)
-
-    return [_plot(ident, title, note, 0.7 + 0.3 * len(bars), paint)] if bars else []
-
-
-def _values(x: Quantity, y: Quantity, lines: Sequence[Line]) -> Table:
-    """The points of the lines, at most `MOST_ROWS` of them."""
-    several, rows = any(line.low is not None for line in lines), []
-    for line in lines:
-        columns = [line.y, line.low, line.high] if several else [line.y]
-        for place, at in enumerate(line.x):
-            texts = [y.text(None if values is None else values[place]) for values in columns]
-            rows.append([line.series.label, x.text(at), *texts])
-    kept = rows[:: -(-len(rows) // MOST_ROWS)]
-    note = f"{len(kept):,} of {len(rows):,} rows; run.json has all of them." if len(kept) < len(rows) else ""
-    headings = ["label", x.heading, y.heading, "lowest", "highest"]
-    return Table("", headings if several else headings[:3], kept, note=note)
+    return [_plot(ident, f"{name} by {x.name}", note, paint)]
 
 
 def _look(series: Series) -> dict[str, Any]:
@@ -188,7 +121,7 @@ def _look(series: Series) -> dict[str, Any]:
     }
 
 
-def _logarithmic(axes: "Axes", which: str, text: Callable[[float], str] = "{:g}".format) -> None:
+def _logarithmic(axes: "Axes", which: str, text: Callable[[float], str]) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axes.set(**{f"{which}scale": "log"})
@@ -203,16 +136,14 @@ def _short(label: str) -> str:
     return label if len(label) <= 30 else f"{label[:17]}…{label[-12:]}"
 
 
-def _plot(
-    ident: str, title: str, note: str, height: float, paint: Callable[["Axes"], None], table: Table | None = None
-) -> Plot:
+def _plot(ident: str, title: str, note: str, paint: Callable[["Axes"], None]) -> Plot:
     """What `paint` draws, as SVG that can share a page: ids begin with `ident`, colours are the page's variables."""
     try:
         from matplotlib import style
         from matplotlib.figure import Figure
     except ImportError:
         raise ImportError("reports need matplotlib; install it with: pip install 'torch-mfac[cli]'") from None
-    text = io.StringIO()
+    text, height = io.StringIO(), HEIGHT
     with style.context(["default", {**STYLE, "svg.hashsalt": ident}]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # characters that matplotlib's font lacks: the browser has them
         figure = Figure((WIDTH, height), layout="constrained")
@@ -230,6 +161,6 @@ def _plot(
     svg = re.sub(r' (?:d|x|y)="[^"]*"', lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), svg)
     svg = re.sub(r"font-family: [^;\"]*;? ?", "", re.sub(r"\n\s*", "\n", svg))
     svg = re.sub("|".join(THEME), lambda found: f"var(--{THEME[found[0]]})", svg)
-    opening = Markup('<svg role="img" viewBox="0 0 {:g} {:g}" aria-label="{}: the values are in the table">')
+    opening = Markup('<svg role="img" viewBox="0 0 {:g} {:g}" aria-label="{}">')
     drawing = opening.format(72 * WIDTH, 72 * height, title) + Markup(svg)
-    return Plot(ident, title, note, drawing, table)
+    return ident, title, note, drawing

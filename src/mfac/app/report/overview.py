@@ -7,12 +7,14 @@ from datetime import datetime
 from statistics import fmean
 from typing import Any
 
+from markupsafe import Markup
+
 from mfac.app.report.figures import Section, Table
 from mfac.app.report.quantities import LOSS, MISSING, Quantity, capital, percent
 from mfac.app.report.record import Record, Series, by_measure, series_of
 
 Summary = tuple[str, Table | None]
-Values = Mapping[str, Mapping[float | None, Sequence[float]]]  # by label and sparsity; None: at the end of training
+Values = dict[str, dict[float | None, list[float]]]  # by label and sparsity; None: at the end of training
 NAMED, USUAL = 4, 0.9  # how many methods the sentence names, and at which sparsity if most methods have it
 
 
@@ -27,8 +29,8 @@ def _summary(measure: Quantity, series: Sequence[Series]) -> Summary:
     """Of the measure, or of the loss where there is none."""
     measured = any(cell["measure"] is not None for one in series for cell in one.cells)
     quantity, key = (measure, "measure") if measured else (LOSS, "loss")
-    higher = measured and bool(series[0].run["task"].get("higher_is_better", True))
-    values: dict[str, dict[float | None, list[float]]] = {one.label: {} for one in series}
+    higher = measured and series[0].run["task"]["higher_is_better"]
+    values: Values = {one.label: {} for one in series}
     for label, cell in ((one.label, cell) for one in series for cell in one.cells):
         if cell[key] is not None:
             values[label].setdefault(cell["asked"], []).append(cell[key])
@@ -47,19 +49,18 @@ def _summary(measure: Quantity, series: Sequence[Series]) -> Summary:
 
 
 def _summary_table(quantity: Quantity, higher: bool, values: Values, columns: Sequence[float | None]) -> Table:
-    rows, best = [[label] for label in values], set()
-    for column, at in enumerate(columns, 1):
-        lists = [found.get(at, ()) for found in values.values()]
-        means = [fmean(found) if found else None for found in lists]
-        known = [mean for mean in means if mean is not None]
-        for row, (mean, found) in enumerate(zip(means, lists, strict=True)):
+    rows = [[label] for label in values]
+    for at in columns:
+        lists = [found.get(at, []) for found in values.values()]
+        means = [fmean(found) for found in lists if found]
+        best = (max(means) if higher else min(means)) if len(means) > 1 else None
+        for row, found in zip(rows, lists, strict=True):
             spread = f" ({quantity.text(min(found))} to {quantity.text(max(found))})" if len(found) > 1 else ""
-            rows[row].append(quantity.text(mean) + spread)
-            if len(known) > 1 and mean == (max(known) if higher else min(known)):
-                best.add((row, column))
+            text = quantity.text(fmean(found)) + spread if found else MISSING
+            row.append(Markup("<strong>{}</strong>").format(text) if found and fmean(found) == best else text)
     headings = ("label", *("at the end" if at is None else percent(at) for at in columns))
-    note = "The best of each column is bold." if best else ""
-    return Table(capital(quantity.heading), headings, rows, 1, note, frozenset(best))
+    note = "The best of each column is bold." if len(values) > 1 else ""
+    return Table(capital(quantity.heading), headings, rows, note=note)
 
 
 def _ranking(values: Mapping[str, float], quantity: Quantity, higher: bool, verb: str) -> str:
@@ -76,36 +77,34 @@ def _ranking(values: Mapping[str, float], quantity: Quantity, higher: bool, verb
 def settings_section(runs: Sequence[Record]) -> Section:
     """Commands, settings, versions and machine: one column per run, so that differences stand side by side."""
     titles = [run["title"] for run in runs] if len(runs) > 1 else ["value"]
-    optimizers = series_of(runs, "train")
-    chosen = [one.cells[0].get("settings") or {} for one in optimizers]
+    optimizers = {one.label: one.cells[0]["settings"] for one in series_of(runs, "train")}
     tables = [
         _side_by_side("Runs", titles, [run_facts(run) for run in runs]),
-        _side_by_side("Settings", titles, [run.get("settings") or {} for run in runs]),
-        _side_by_side("Settings of the optimizers", [one.label for one in optimizers], chosen),
-        _side_by_side("Versions and machine", titles, [run.get("environment") or {} for run in runs]),
+        _side_by_side("Settings", titles, [run["settings"] for run in runs]),
+        _side_by_side("Settings of the optimizers", list(optimizers), list(optimizers.values())),
+        _side_by_side("Versions and machine", titles, [run["environment"] for run in runs]),
     ]
-    commands = list(dict.fromkeys(str(run["command"]) for run in runs if run.get("command")))
-    return Section("settings", "Settings and versions", tables=[one for one in tables if one.rows], commands=commands)
+    return Section("settings", "Settings and versions", tables=[one for one in tables if one.rows])
 
 
 def run_facts(run: Record) -> dict[str, str]:
     """The task, the model, and the times of a run."""
-    weights, tensors = ((run.get("model") or {}).get(key) for key in ("weights", "tensors"))
-    begin, end = (datetime.fromisoformat(run[key]) if run.get(key) else None for key in ("started", "finished"))
+    begin, end = (datetime.fromisoformat(run[key]) if run[key] else None for key in ("started", "finished"))
     facts = {
-        "task": run["task"].get("name"),
-        "source": run["task"].get("source"),
-        "model": weights and f"{weights:,} weights" + (f" in {tensors:,} tensors" if tensors else ""),
-        "started": begin and f"{begin:%Y-%m-%d %H:%M %Z}",
+        "task": run["task"]["name"],
+        "source": run["task"]["source"],
+        "model": f"{run['model']['weights']:,} weights in {run['model']['tensors']:,} tensors",
+        "started": f"{begin:%Y-%m-%d %H:%M %Z}",
+        "command": run["command"],
         "took": str(end - begin) if begin and end else "not finished",
     }
-    return {key: str(text) for key, text in facts.items() if text}
+    return {key: text for key, text in facts.items() if text}
 
 
 def _side_by_side(caption: str, headings: Sequence[str], columns: Sequence[Mapping[str, Any]]) -> Table:
     """Texts as they are, other values as run.json has them."""
-    keys = dict.fromkeys(key for column in columns for key in column)
-    cells = [[column.get(key, MISSING) for column in columns] for key in keys]
-    texts = [[cell if isinstance(cell, str) else json.dumps(cell) for cell in row] for row in cells]
-    rows = [[key, *row] for key, row in zip(keys, texts, strict=True)]
+    rows = []
+    for key in dict.fromkeys(key for column in columns for key in column):
+        values = [column.get(key, MISSING) for column in columns]
+        rows.append([key, *(value if isinstance(value, str) else json.dumps(value) for value in values)])
     return Table(caption, ("", *headings), rows, texts=1 + len(headings))

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from mfac import __version__
 from mfac.app.report.overview import run_facts, settings_section, summaries
 from mfac.app.report.record import completed
-from mfac.app.report.sections import prune_sections, train_sections
+from mfac.app.report.sections import result_sections
 from mfac.pruning.atomic_file import replacing
 
 PathLike = str | os.PathLike[str]
@@ -22,13 +22,9 @@ PathLike = str | os.PathLike[str]
 def write_page(
     runs: list[dict[str, Any]], path: PathLike, title: str | None = None, folders: Sequence[PathLike] | None = None
 ) -> None:
-    """Writes the page of one or several runs, completely or not at all.
+    """Writes the page of one or several runs (the contents of run.json files), completely or not at all.
 
-    Args:
-        runs: the contents of their run.json files; runs of the same kind share their plots.
-        path: the file, usually report.html in a run's folder.
-        title: the heading; None: the title of the run, or "Comparison of N runs".
-        folders: the folder of each run, for the links to its files; None: a single run's is the folder of the page.
+    `folders` are those of the runs, for the links to their files; None: a single run's is the folder of the page.
 
     Raises:
         ValueError: there are no runs, one is not the content of a run.json, or the page's folder does not exist.
@@ -48,20 +44,14 @@ def render_page(runs: list[dict[str, Any]], title: str | None = None, folders: S
         folders = ["."]
     for place, run in enumerate(known):
         run["folder"] = None if folders is None else quote(f"{os.fspath(folders[place])}/").removeprefix("./")
-    kinds = {run["kind"] for run in known}
-    sections = prune_sections(known) if "prune" in kinds else []
-    sections += train_sections(known) if "train" in kinds else []
+    template, style = ((files("mfac.app.report") / name).read_text("utf-8") for name in ("page.html", "style.css"))
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(_resource("page.html")).render(
+    return environment.from_string(template).render(
         title=title or (known[0]["title"] if len(runs) == 1 else f"Comparison of {len(runs)} runs"),
         version=__version__,
-        style=Markup(_resource("style.css")),
-        facts=[run["title"] for run in known] if len(runs) > 1 else list(run_facts(known[0]).values())[:-1],
-        unfinished=[run for run in known if not run.get("finished")],
+        style=Markup(style),
+        facts=[run["title"] for run in known] if len(runs) > 1 else list(run_facts(known[0]).values())[:-2],
+        unfinished=[run for run in known if not run["finished"]],
         summaries=summaries(known),
-        sections=[section for section in [*sections, settings_section(known)] if section.plots or section.tables],
+        sections=[one for one in (*result_sections(known), settings_section(known)) if one.plots or one.tables],
     )
-
-
-def _resource(name: str) -> str:
-    return (files("mfac.app.report") / name).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What the page says of pruning and training: quality, layers, steps, losses, costs and all cells."""
+"""What the page says of pruning and training: quality, layers, steps, losses, and all cells with their costs."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,55 +7,41 @@ from urllib.parse import quote
 import numpy as np
 from markupsafe import Markup
 
-from mfac.app.report.figures import Line, Plot, Section, Table, bar_plot, columns, curve_plot
-from mfac.app.report.quantities import LOSS, MISSING, SIZES, SPARSITY, STEP, TIMES, Quantity, capital, percent, scaled
+from mfac.app.report.figures import Line, Plot, Section, Table, columns, curve_plot
+from mfac.app.report.quantities import LOSS, SIZES, SPARSITY, STEP, TIMES, Quantity, capital, percent, scaled
 from mfac.app.report.record import Record, Series, by_measure, series_of
 
-TRAINING_LOSS, STEP_LOSS = Quantity("training loss"), Quantity("loss on a few training batches")
-PREDICTED, TRUE = Quantity("predicted increase"), Quantity("true increase of the loss")
+TRAINING_LOSS = Quantity("training loss")
 MOST_POINTS = 100
 
 
-def prune_sections(runs: Sequence[Record]) -> list[Section]:
-    """All sections of the pruning runs."""
-    series = series_of(runs, "prune")
-    plots = []
-    for number, (quantity, group) in enumerate(by_measure(series).items()):
-        plots += _by_sparsity(f"prune-measure-{number}", quantity, "measure", group)
-    plots += _by_sparsity("prune-loss", LOSS, "loss", series)
-    shading = "Per cent of the weights that were removed; the stronger the colour, the more."
-    return [
-        Section("quality", "What pruning costs", plots),
-        Section("layers", "Sparsity by layer", tables=_layer_tables(series), text=shading),
-        Section("steps", "Step by step", _predictions(series) + _paths(series)),
-        Section("tuning", "Training between the steps", _tuning(series)),
-        Section("prune-cost", "Time and memory of pruning", _costs("prune", series)),
-        Section("prune-cells", "All cells", tables=_cell_table(series)),
-    ]
-
-
-def train_sections(runs: Sequence[Record]) -> list[Section]:
-    """All sections of the training runs."""
-    series = series_of(runs, "train")
-    plots = []
-    for number, (quantity, group) in enumerate(by_measure(series).items()):
+def result_sections(runs: Sequence[Record]) -> list[Section]:
+    """All sections of the pruning runs and of the training runs."""
+    pruned, trained = series_of(runs, "prune"), series_of(runs, "train")
+    quality, evaluations = [], []
+    for number, (quantity, group) in enumerate(by_measure(pruned).items()):
+        quality += _by_sparsity(f"prune-measure-{number}", quantity, "measure", group)
+    for number, (quantity, group) in enumerate(by_measure(trained).items()):
         name = capital(quantity.name)
-        plots += _trace_plots(f"eval-measure-{number}", name, quantity, group, "evaluations", "measure")
-    plots += _trace_plots("eval-loss", "Evaluation loss", LOSS, series, "evaluations", "loss")
-    losses = _trace_plots("training-loss", "Training loss", TRAINING_LOSS, series, "training", "loss")
+        evaluations += _trace_plots(f"eval-measure-{number}", name, quantity, group, "evaluations", "measure")
+    evaluations += _trace_plots("eval-loss", "Evaluation loss", LOSS, trained, "evaluations", "loss")
+    losses = _trace_plots("training-loss", "Training loss", TRAINING_LOSS, trained, "training", "loss")
     return [
-        Section("evaluations", "Evaluations", plots),
+        Section("quality", "What pruning costs", quality + _by_sparsity("prune-loss", LOSS, "loss", pruned)),
+        Section("layers", "Sparsity by layer, % of weights removed", tables=_layer_tables(pruned)),
+        Section("steps", "Step by step to the highest sparsity", tables=_step_tables(pruned)),
+        Section("tuning", "Training between the steps", _tuning(pruned)),
+        Section("prune-cells", "All cells of pruning", tables=_cell_table(pruned)),
+        Section("evaluations", "Evaluations", evaluations),
         Section("training", "Training loss", losses),
-        Section("train-cost", "Time and memory of training", _costs("train", series)),
-        Section("train-cells", "All trainings", tables=_cell_table(series)),
+        Section("train-cells", "All trainings", tables=_cell_table(trained)),
     ]
 
 
 def _by_sparsity(ident: str, quantity: Quantity, key: str, series: Sequence[Series]) -> list[Plot]:
     lines, dense = [], dict[float, dict[str, None]]()
     for one in series:
-        cells = [cell for cell in one.cells if cell.get("sparsity") is not None]
-        cells.sort(key=lambda cell: cell["sparsity"])
+        cells = sorted(one.cells, key=lambda cell: cell["sparsity"])
         lines.append(Line(one, *columns(cells, "sparsity", key)))
         if (level := one.run["dense"].get(key)) is not None:
             dense.setdefault(level, {})[one.run["title"]] = None
@@ -66,43 +52,32 @@ def _by_sparsity(ident: str, quantity: Quantity, key: str, series: Sequence[Seri
 def _layer_tables(series: Sequence[Series]) -> list[Table]:
     tables = []
     for one in series:
-        cells = [cell for cell in one.cells if cell.get("layers")]
-        weights = {layer["name"]: layer["weights"] for cell in cells for layer in cell["layers"] if layer["weights"]}
-        kept = [{layer["name"]: layer.get("kept") for layer in cell["layers"]} for cell in cells]
-        rows = [[name, f"{n:,}", *(_shaded(found.get(name), n) for found in kept)] for name, n in weights.items()]
-        headings = ("layer", "weights", *(f"at {percent(cell['asked'])}" for cell in cells))
-        tables += [Table(one.label, headings, rows)] if rows else []
+        rows = []
+        for layers in zip(*(cell["layers"] for cell in one.cells), strict=True):
+            name, weights = layers[0]["name"], layers[0]["weights"]
+            rows.append([name, f"{weights:,}", *(_shaded(1 - layer["kept"] / weights) for layer in layers)])
+        headings = ("layer", "weights", *(f"at {percent(cell['asked'])}" for cell in one.cells))
+        tables.append(Table(one.label, headings, rows))
     return tables
 
 
-def _shaded(kept: int | None, weights: int) -> str:
-    if kept is None:
-        return MISSING
-    share = 1 - kept / weights
+def _shaded(share: float) -> str:
     return Markup('<i style="--share: {:.0f}%">{}</i>').format(60 * share**4, SPARSITY.text(share))
 
 
-def _predictions(series: Sequence[Series]) -> list[Plot]:
-    lines = []
+def _step_tables(series: Sequence[Series]) -> list[Table]:
+    """Of each method, the steps on the way to its highest sparsity."""
+    tables = []
     for one in series:
-        steps = [step for cell in one.cells for step in cell.get("steps") or []]
-        predicted, before, after = columns(steps, "predicted_increase", "loss_before", "loss_after")
-        grown = (predicted > 0) & (after > before)
-        lines.append(Line(one, predicted[grown], (after - before)[grown]))
-    note = "One point per step; above the dotted line the loss grew by more than the quadratic model predicts."
-    note += " Steps whose loss fell, or was predicted to fall, are left out."
-    return curve_plot("steps-predicted", "Increase of the loss", PREDICTED, TRUE, lines, note=note, diagonal=True)
-
-
-def _paths(series: Sequence[Series]) -> list[Plot]:
-    lines = []
-    for one in series:
-        histories = [cell["steps"] for cell in one.cells if len(cell.get("steps") or []) > 1]
-        if histories:
-            steps = max(histories, key=lambda steps: steps[-1]["sparsity"])
-            lines.append(Line(one, *columns(steps, "sparsity", "loss_after")))
-    note = "On the way to the highest sparsity of each method."
-    return curve_plot("steps-loss", "Loss after each step", SPARSITY, STEP_LOSS, lines, note=note)
+        steps = max((cell["steps"] for cell in one.cells), key=lambda steps: steps[-1]["sparsity"])
+        rows = []
+        for step in steps:
+            before, after = step["loss_before"], step["loss_after"]
+            grown = None if before is None or after is None else after - before
+            rows.append([SPARSITY.text(step["sparsity"]), *map(LOSS.text, (step["predicted_increase"], grown, after))])
+        headings = ("sparsity (%)", "predicted increase of the loss", "true increase", "loss on a few batches")
+        tables.append(Table(one.label, headings, rows))
+    return tables
 
 
 def _tuning(series: Sequence[Series]) -> list[Plot]:
@@ -121,7 +96,7 @@ def _trace_plots(
     """Values by step and by time: the mean over seeds, and over stretches of a long training."""
     by_step, by_time, over = [], [], dict[str, None]()
     for one in series:
-        seeds = [columns(cell.get(field) or [], "step", "second", key) for cell in one.cells]
+        seeds = [columns(cell[field], "step", "second", key) for cell in one.cells]
         steps = np.unique(np.concatenate([seed[0] for seed in seeds]))
         width = max(1, -(-len(steps) // MOST_POINTS))
         table = np.full((3, len(seeds), -(-len(steps) // width) * width), np.nan)
@@ -136,22 +111,8 @@ def _trace_plots(
         over |= {text: None for text, count in (("seeds", len(seeds)), ("neighbouring values", width)) if count > 1}
     note = f"Mean over {' and '.join(over)}; the band is the range." if over else ""
     plots = curve_plot(f"{ident}-step", name, STEP, quantity, by_step, note=note)
-    if any(len(line.points) > 1 for line in by_step):
-        time = scaled("time", (x for line in by_time for x, _ in line.points), TIMES)
-        plots += curve_plot(f"{ident}-second", name, time, quantity, by_time, note=note)
-    return plots
-
-
-def _costs(kind: str, series: Sequence[Series]) -> list[Plot]:
-    plots = []
-    for name, key, units in (("time", "time", TIMES), ("peak memory", "peak_bytes", SIZES)):
-        values = [(one, [cell[key] for cell in one.cells if cell.get(key) is not None]) for one in series]
-        bars = [(one.label, one.colour, found) for one, found in values if found]
-        several = "Mean and range over the " + ("sparsities." if kind == "prune" else "seeds.")
-        note = several if any(len(found) > 1 for _, _, found in bars) else ""
-        quantity = scaled(name, (value for _, _, found in bars for value in found), units)
-        plots += bar_plot(f"{kind}-{key.split('_')[0]}", capital(name), quantity, bars, note)
-    return plots
+    time = scaled("time", (x for line in by_time for x, _ in line.points), TIMES)
+    return plots + curve_plot(f"{ident}-second", name, time, quantity, by_time, note=note)
 
 
 def _cell_table(series: Sequence[Series]) -> list[Table]:
@@ -165,11 +126,11 @@ def _cell_table(series: Sequence[Series]) -> list[Table]:
         "step_count": Quantity("steps", decimals=0),
         "last_loss": Quantity("last training loss"),
         "loss": LOSS,
-        **{f"measure {group[0].run['measure']}": quantity for quantity, group in by_measure(series).items()},
+        **{f"measure {group[0].run['task']['measure']}": quantity for quantity, group in by_measure(series).items()},
         "time": time,
         "gradient_seconds": replace(time, name="gradients"),
-        "peak_bytes": scaled("peak memory", (cell.get("peak_bytes") for _, cell in cells), SIZES),
-        "compact": scaled("compact file", (cell["compact"] for _, cell in cells), SIZES),
+        "peak_bytes": scaled("peak memory", (cell["peak_bytes"] for _, cell in cells), SIZES),
+        "compact": scaled("compact file", (cell.get("compact") for _, cell in cells), SIZES),
         "ratio": Quantity("times smaller"),
     }
     shown = [(key, one) for key, one in known.items() if any(cell.get(key) is not None for _, cell in cells)]
@@ -184,5 +145,5 @@ def _cell_table(series: Sequence[Series]) -> list[Table]:
 def _links(one: Series, cell: Record) -> str:
     """What each file holds, linked to it if the page knows the folder of the run."""
     folder, link = one.run["folder"], Markup('<a href="{}">{}</a>')
-    files = [(name, quote(path)) for name, path in (cell.get("files") or {}).items()]
+    files = [(name, quote(path)) for name, path in cell["files"].items()]
     return Markup(", ").join(name if folder is None else link.format(folder + path, name) for name, path in files)

@@ -116,9 +116,7 @@ def _shown(value: Any) -> str:
 def _check_empty(path: Path) -> None:
     others = sorted(entry.name for entry in path.iterdir() if entry.name != LOCK and not entry.name.endswith(".part"))
     if others:
-        raise ValueError(
-            f"{path} is not empty and not a run folder (it contains {others[0]}); choose another with --out"
-        )
+        raise ValueError(f"{path} is not empty and not a run folder (it contains {others[0]}); choose another (--out)")
 
 
 def _remove_results(path: Path, before: Record) -> None:
@@ -140,7 +138,6 @@ def _locked(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(
-                f"another process is writing to {path}; wait for it, or choose another folder (--out)"
-            ) from None
+            problem = f"another process is writing to {path}; wait for it, or choose another folder (--out)"
+            raise ValueError(problem) from None
         yield

@@ -14,13 +14,9 @@ from mfac.windows.storage import Window
 from mfac.windows.topk import TopK
 
 WINDOWS: dict[str, Window] = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "int8": Int8(),
-    "topk": TopK(),
-}
+    "float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16,
+    "int8": Int8(), "topk": TopK(),
+}  # fmt: skip
 # M-FAC in the units of normalize="sum", where one learning rate and one damping suit every number of gradients.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "mfac": {"lr": 0.5, "num_grads": 64, "damping": 0.1, "momentum": 0.0, "weight_decay": 0.0, "window": "float32"},
@@ -57,10 +53,8 @@ class OptimizerSettings:
 
     def filled(self) -> dict[str, Any]:
         """All settings that this optimizer has."""
-        return {
-            key: default if getattr(self, key) is None else getattr(self, key)
-            for key, default in DEFAULTS[self.name].items()
-        }
+        given = {key: getattr(self, key) for key in DEFAULTS[self.name]}
+        return DEFAULTS[self.name] | {key: value for key, value in given.items() if value is not None}
 
 
 def make_optimizer(settings: OptimizerSettings, task: Task, model: nn.Module) -> Optimizer:

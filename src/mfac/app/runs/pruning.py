@@ -18,21 +18,25 @@ from mfac.app.runs.task_batches import TaskBatches
 from mfac.app.runs.training import TrainingLoop
 from mfac.app.tasks import Task
 from mfac.gradients.model_state import seeded
+from mfac.pruning import (
+    GradualPruner,
+    Pruner,
+    PruningOptions,
+    StepRecord,
+    geometric_schedule,
+    polynomial_schedule,
+    save_compact,
+    save_masks,
+)  # fmt: skip
 from mfac.pruning.budget import check_sparsity
-from mfac.pruning.compact_file import save_compact
-from mfac.pruning.gradual import GradualPruner
-from mfac.pruning.masks import save_masks
-from mfac.pruning.options import PruningOptions
 from mfac.pruning.patterns import NOfM, parse_pattern
-from mfac.pruning.result import StepRecord
-from mfac.pruning.schedules import geometric_schedule, polynomial_schedule
-from mfac.pruning.step import Pruner
 from mfac.pruning.weights import choose_targets
 
 SCHEDULES = {"geometric": geometric_schedule, "polynomial": polynomial_schedule}
 FINE_TUNING_LR = 0.01
 OPTIONS = PruningOptions()
-NOT_RECORDED = ("method", "floor", "bn_batches", "rows_dir", "seed", "progress", "process_group")
+NOT_RECORDED, OF_GRADUAL = ("options", "save_every"), ("schedule", "steps", "epochs", "lr", "momentum")
+OWN_OPTIONS = ("method", "floor", "bn_batches", "rows_dir", "seed", "progress", "process_group")
 
 
 @dataclass(frozen=True)
@@ -87,11 +91,9 @@ class PruningSettings:
 
     def flat(self) -> dict[str, Any]:
         """The settings that determine the result, for run.json."""
-        options = {key: value for key, value in vars(self.options).items() if key not in NOT_RECORDED}
-        left_out = {"options", "save_every"} | (
-            set() if self.gradual else {"schedule", "steps", "epochs", "lr", "momentum"}
-        )
+        left_out = NOT_RECORDED if self.gradual else (*NOT_RECORDED, *OF_GRADUAL)
         own = {key: value for key, value in vars(self).items() if key not in left_out}
+        options = {key: value for key, value in vars(self.options).items() if key not in OWN_OPTIONS}
         return {**own, "sparsities": self.asked, **options}
 
     def cell_options(self, method: str) -> PruningOptions:
@@ -146,11 +148,9 @@ def _one_shot(settings: PruningSettings, model: nn.Module, method: str, sparsity
     batches = TaskBatches(task, cell.run.device)
     pruner = Pruner(model, task.loss, batches, sparsity, options)
     cell.begin(pruner.total, lambda: pruner.steps_done, model=model, pruner=pruner)
-    stream, start = pruner.stream, pruner.stream.drawn
+    stream, start, at = pruner.stream, 0, cell.run.watcher.at
     # Progress within a step, if gradients are one per batch.
-    batches.on_batch = lambda: cell.run.watcher.at(
-        pruner.steps_done + min(1.0, (stream.drawn + 1 - start) / options.num_grads)
-    )
+    batches.on_batch = lambda: at(pruner.steps_done + min(1.0, (stream.drawn + 1 - start) / options.num_grads))
     while not pruner.done:
         start = stream.drawn
         loss = pruner.step().loss_after
@@ -159,11 +159,7 @@ def _one_shot(settings: PruningSettings, model: nn.Module, method: str, sparsity
 
 
 def _gradual(settings: PruningSettings, model: nn.Module, method: str, sparsity: float, cell: Cell) -> Record:
-    """A `GradualPruner`, and training after each of its steps.
-
-    Raises:
-        RuntimeError: the training diverged.
-    """
+    """A `GradualPruner`, and training after each of its steps."""
     task, device = cell.run.task, cell.run.device
     batches = TaskBatches(task, device)
     optimizer = make_optimizer(settings.optimizer(task), task, model)
@@ -191,11 +187,8 @@ def _gradual(settings: PruningSettings, model: nn.Module, method: str, sparsity:
             )
         cell.at(loop.done / each, "training")
     history = [record for records in pruner.history for record in records]
-    seconds = (round(second, 4) for second in loop.seconds)
-    training = [
-        {"step": step, "second": second, "loss": loss}
-        for step, (second, loss) in enumerate(zip(seconds, loop.losses, strict=True), 1)
-    ]
+    pairs = enumerate(zip(loop.seconds, loop.losses, strict=True), 1)
+    training = [{"step": step, "second": round(second, 4), "loss": loss} for step, (second, loss) in pairs]
     return _results(model, cell, pruner.masks, history, training)
 
 
@@ -219,13 +212,12 @@ def _results(
         "gradient_seconds": round(sum(record.gradient_seconds for record in history), 4),
         "peak_bytes": process_peak_bytes(),
         "layers": [{"name": name, "weights": mask.numel(), "kept": kept[name]} for name, mask in masks.items()],
-        "steps": [_step(record) for record in history],
+        "steps": [
+            {"sparsity": record.sparsity, "seconds": round(record.seconds, 4)}
+            | {key: finite(getattr(record, key)) for key in ("predicted_increase", "loss_before", "loss_after")}
+            for record in history
+        ],
         "training": training,
         "files": {what: f"{path.name}/{what}.safetensors" for what in ("weights", "masks", "compact")},
         "bytes": {"dense": size.dense, "compact": size.compact},
     }
-
-
-def _step(record: StepRecord) -> Record:
-    facts = {key: finite(getattr(record, key)) for key in ("predicted_increase", "loss_before", "loss_after")}
-    return {"sparsity": record.sparsity, **facts, "seconds": round(record.seconds, 4)}

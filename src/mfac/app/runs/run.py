@@ -26,19 +26,15 @@ if TYPE_CHECKING:
 
 
 class Watcher:
-    """Is told where a run is. This one ignores it; a display overrides the methods."""
+    """Is told where a run is: a cell of `total` steps begins, so many are done, it ends; and messages for the user.
 
-    def begin(self, what: str, total: float) -> None:
-        """A piece of work of `total` steps begins."""
+    This one ignores it; a display overrides the methods.
+    """
 
-    def at(self, done: float, note: str = "") -> None:
-        """So many steps are done."""
-
-    def end(self) -> None:
-        """The piece of work is complete."""
-
-    def say(self, line: str) -> None:
-        """A message for the user."""
+    def begin(self, what: str, total: float) -> None: ...
+    def at(self, done: float, note: str = "") -> None: ...
+    def end(self) -> None: ...
+    def say(self, line: str) -> None: ...
 
 
 def run_task(
@@ -155,7 +151,5 @@ def _describe(task: Task, settings: "Settings", command: str, model: nn.Module, 
 
 
 def _task_file(task: Task) -> str | None:
-    if task.source.endswith(".py") or not task.source:
-        return task.source or None
-    found = importlib.util.find_spec(task.source)
-    return found and found.origin
+    found = importlib.util.find_spec(task.source) if task.source and not task.source.endswith(".py") else None
+    return task.source or None if found is None else found.origin

@@ -172,17 +172,15 @@ class TrainingLoop:
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "losses": self.losses,
-            "seconds": self.seconds,
-            "evaluations": self.evaluations,
-            "place": (self._epoch, self._batch),
             "random": random_state(),
+            "lists": (self.losses, self.seconds, self.evaluations),
+            "place": (self._epoch, self._batch),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resumes from a saved state, random state included."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.losses, self.seconds, self.evaluations = state["losses"], state["seconds"], state["evaluations"]
+        self.losses, self.seconds, self.evaluations = state["lists"]
         self._begin(*state["place"])
         set_random_state(state["random"])
