@@ -44,7 +44,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from models import Case, bert, cross_entropy, resnet20
 
 from mfac.gradients import collect, collect_gradients
-from mfac.gradients.batches import cut
+from mfac.gradients.batches import cut, num_samples
 from mfac.gradients.collect import Method
 
 SAMPLES = 512
@@ -210,12 +210,8 @@ class Loss(nn.Module):
 
 def samples_of(batches: Iterable[Any]) -> Iterator[Any]:
     for batch in batches:
-        is_tuple = isinstance(batch, tuple)
-        for j in range(len(batch[0] if is_tuple else batch["input_ids"])):
-            if is_tuple:
-                yield tuple(tensor[j : j + 1] for tensor in batch)
-            else:
-                yield {key: tensor[j : j + 1] for key, tensor in batch.items()}
+        for j in range(num_samples(batch, 0)):
+            yield cut(batch, j, j + 1)
 
 
 def row_memory(rows: int, dim: int) -> Tensor:

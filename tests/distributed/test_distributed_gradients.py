@@ -1,6 +1,7 @@
 """Rows that several ranks make, each from its own batches, and columns that each keeps: those of one process."""
 
 import re
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -33,19 +34,24 @@ def sizes_of(model):
     return [parameter.numel() for parameter in model.parameters()]
 
 
-def collected(group, num_grads, options, piece_rows=None):
+@contextmanager
+def pieces_of(piece_bytes, message_bytes=8 * 2**20):
+    before = exchange.PIECE_BYTES, exchange.MESSAGE_BYTES
+    exchange.PIECE_BYTES, exchange.MESSAGE_BYTES = piece_bytes, message_bytes
+    try:
+        yield
+    finally:
+        exchange.PIECE_BYTES, exchange.MESSAGE_BYTES = before
+
+
+def collected(group, num_grads, options, piece_rows=100):
     """This rank's columns; its batches are every size-th."""
     model, batches = problem()
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    if piece_rows is not None:
-        dim = sum(sizes_of(model))
-        exchange.PIECE_BYTES, exchange.MESSAGE_BYTES = 8 * dim * piece_rows, 64 * size
-    try:
+    with pieces_of(8 * sum(sizes_of(model)) * piece_rows, 64 * size):
         rows = collect_gradients(model, LOSSES[options.get("fisher")], batches[rank::size], num_grads,
                                  process_group=group, progress=False, **options)  # fmt: skip
-    finally:
-        exchange.PIECE_BYTES, exchange.MESSAGE_BYTES = 32 * 2**20, 8 * 2**20
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     share = column_shares(sizes_of(model), size, options.get("block_size"))[rank]
@@ -63,7 +69,9 @@ def alone(num_grads, options):
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("options", [{}, {"block_size": 8}, {"fisher": "sampled", "seed": 3}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"block_size": 8}, {"fisher": "sampled", "seed": 3}, {"dtype": torch.bfloat16}], ids=str
+)
 def test_the_rows_of_one_process(rank_pool, size, options):
     found = torch.cat(rank_pool.run(size, collected, 11, options), 1)
     assert torch.equal(found, alone(11, options))
@@ -76,11 +84,6 @@ def test_in_any_pieces(rank_pool, piece_rows, num_grads):
     assert torch.equal(found, alone(num_grads, {}))
 
 
-def test_stored_in_another_dtype(rank_pool):
-    options = {"dtype": torch.bfloat16}
-    assert torch.equal(torch.cat(rank_pool.run(2, collected, 6, options), 1), alone(6, options))
-
-
 def one_sample_after_the_other(group, num_grads, chunk_size):
     """Samples are dealt as a DistributedSampler deals them."""
     case = mlp(12)
@@ -88,16 +91,12 @@ def one_sample_after_the_other(group, num_grads, chunk_size):
     data = torch.utils.data.TensorDataset(*case.batch)
     sampler = torch.utils.data.DistributedSampler(data, size, rank, shuffle=False)
     loader = torch.utils.data.DataLoader(data, batch_size=2, sampler=sampler)
-    exchange.PIECE_BYTES = 3 * 4 * sum(sizes_of(case.model))
-    try:
+    with pieces_of(3 * 4 * sum(sizes_of(case.model))):
         return collect_gradients(case.model, case.loss_fn, loader, num_grads, per_sample=True, chunk_size=chunk_size,
                                  process_group=group)  # fmt: skip
-    finally:
-        exchange.PIECE_BYTES = 32 * 2**20
 
 
-@pytest.mark.parametrize("chunk_size", [None, 1, 5])
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("size", "chunk_size"), [(2, None), (2, 1), (3, 5)])
 def test_samples_of_a_distributed_sampler(rank_pool, size, chunk_size):
     case = mlp(12)
     expected = collect_gradients(case.model, case.loss_fn, [case.batch], 12, per_sample=True)
@@ -145,13 +144,9 @@ def failing(group, change):
     model, batches = problem()
     arguments = {"model": model.train(), "loss_fn": cross_entropy, "batches": batches[rank::size], "num_grads": 9}
     if rank == size - 1:
-        change(arguments)
-    exchange.PIECE_BYTES = 8 * sum(sizes_of(model))
-    try:
-        with pytest.raises((ValueError, RuntimeError, KeyError)) as caught:
-            collect_gradients(**arguments, process_group=group)
-    finally:
-        exchange.PIECE_BYTES = 32 * 2**20
+        arguments |= change if isinstance(change, dict) else change(arguments)
+    with pieces_of(8 * sum(sizes_of(model))), pytest.raises((ValueError, RuntimeError, KeyError)) as caught:
+        collect_gradients(**arguments, process_group=group)
     assert model.training
     assert dist.get_rank(group) == rank
     # The group is as good as new.
@@ -160,40 +155,25 @@ def failing(group, change):
 
 
 def too_few(arguments):
-    arguments["batches"] = arguments["batches"][:2]
+    return {"batches": arguments["batches"][:2]}
 
 
 def not_finite(arguments):
-    inputs, targets = arguments["batches"][1]
-    arguments["batches"][1] = (torch.full_like(inputs, torch.nan), targets)
+    first, (inputs, targets), *rest = arguments["batches"]
+    return {"batches": [first, (torch.full_like(inputs, torch.nan), targets), *rest]}
 
 
 def broken_loss(arguments):
     def loss_fn(model, batch):
         raise KeyError("no such column")
 
-    arguments["loss_fn"] = loss_fn
+    return {"loss_fn": loss_fn}
 
 
 def other_weights(arguments):
     with torch.no_grad():
         arguments["model"][0].weight[0, 0] += 1e-12
-
-
-def other_count(arguments):
-    arguments["num_grads"] = 8
-
-
-def other_parameters(arguments):
-    arguments["params"] = ["0.weight"]
-
-
-def bad_method(arguments):
-    arguments["method"] = "magic"
-
-
-def to_a_file(arguments):
-    arguments["out"] = "somewhere.rows"
+    return {}
 
 
 FAILURES = [
@@ -205,14 +185,14 @@ FAILURES = [
     ),
     (broken_loss, "(KeyError|RuntimeError)", "no such column"),
     (other_weights, "ValueError", "the model's weights must be the same on every rank: rank 2 has"),
-    (other_count, "ValueError", "num_grads must be the same on every rank: rank 2 has 8, rank 0 9"),
-    (other_parameters, "ValueError", r"which weights there are .* must be the same on every rank"),
-    (bad_method, "ValueError", 'method must be "auto", "vmap" or "loop"'),
-    (to_a_file, "ValueError", "out= is for one process"),
+    ({"num_grads": 8}, "ValueError", "num_grads must be the same on every rank: rank 2 has 8, rank 0 9"),
+    ({"params": ["0.weight"]}, "ValueError", r"which weights there are .* must be the same on every rank"),
+    ({"method": "magic"}, "ValueError", 'method must be "auto", "vmap" or "loop"'),
+    ({"out": "somewhere.rows"}, "ValueError", "out= is for one process"),
 ]
 
 
-@pytest.mark.parametrize(("change", "kind", "message"), FAILURES, ids=[change.__name__ for change, *_ in FAILURES])
+@pytest.mark.parametrize(("change", "kind", "message"), FAILURES, ids=[message for *_, message in FAILURES])
 def test_what_fails_on_one_rank_fails_on_all(rank_pool, change, kind, message):
     results = rank_pool.run(3, failing, change)
     for rank, (found, text, _) in enumerate(results):
@@ -286,14 +266,11 @@ def peak_rise(group):
     inputs, targets = torch.randn(ROWS, WIDTH), torch.randint(10, (ROWS,))
     batches = list(zip(inputs.split(1), targets.split(1), strict=True))
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    exchange.PIECE_BYTES, exchange.MESSAGE_BYTES = 8 * 2**20, 2 * 2**20
-    try:
+    with pieces_of(8 * 2**20, 2 * 2**20):
         collect_gradients(model, cross_entropy, batches[rank::size], size, process_group=group)
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
         before = peak()
         rows = collect_gradients(model, cross_entropy, batches[rank::size], ROWS, process_group=group)
-    finally:
-        exchange.PIECE_BYTES, exchange.MESSAGE_BYTES = 32 * 2**20, 8 * 2**20
     return peak() - before, rows.numel() * 4 / 2**20, sum(sizes_of(model)) * 4 / 2**20
 
 
