@@ -1,14 +1,12 @@
 """The folder of a run and its files: complete at every moment, locked; checkpoints, measures and random states."""
 
-import errno
 import json
-import os
 import random
 
 import numpy as np
 import pytest
 import torch
-from run_cases import data, network, small_task
+from run_cases import data, full_disk, network, small_task
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
@@ -197,12 +195,7 @@ def test_a_folder_in_use_or_of_something_else_is_refused(tmp_path):
 def test_a_full_disk_leaves_the_record_as_it_was(tmp_path, monkeypatch):
     begin(tmp_path)
     before = (tmp_path / "run.json").read_bytes()
-
-    def full(handle):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with open_run(tmp_path, description()) as folder:
-        monkeypatch.setattr(os, "fsync", full)
+    with open_run(tmp_path, description()) as folder, full_disk(monkeypatch, after=1):
         with pytest.raises(OSError, match="No space left") as caught:
             folder.add({**CELL, "asked": 0.5})
         assert caught.value.filename == str(tmp_path / "run.json")

@@ -96,16 +96,12 @@ def test_evaluation_does_not_disturb_training(tmp_path):
 
 
 def test_tied_weights_are_saved_once_and_loaded_again(tmp_path):
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner, self.outer = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
-            self.outer.weight = self.inner.weight
+    def tied():
+        model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Tanh(), nn.Linear(8, 8, bias=False))
+        model[2].weight = model[0].weight
+        return model
 
-        def forward(self, x):
-            return self.outer(torch.tanh(self.inner(x)))
-
-    task = small_task(model=Tied)
+    task = small_task(model=tied)
     settings = replace(TRAINING, optimizers=(OptimizerSettings("sgd"),), epochs=1)
     trained = run(tmp_path / "a", settings, task)["cells"][0]
     again = replace(settings, checkpoint=str(tmp_path / "a" / trained["files"]["weights"]), steps=1)

@@ -13,7 +13,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-import mfac
+from mfac.gradients import criterion_loss
 
 images, labels = (torch.tensor(array) for array in load_digits(return_X_y=True))
 images = images.float() / 16
@@ -45,7 +45,7 @@ def train_batches() -> ShuffledBatches:
 # (model, batch) -> the mean loss over the batch, a scalar tensor. Write a function, or use one of these:
 #   mfac.criterion_loss(criterion)   for batches (inputs, targets)
 #   mfac.model_loss                  for Hugging Face models, whose output has .loss
-loss = mfac.criterion_loss(nn.CrossEntropyLoss())
+loss = criterion_loss(nn.CrossEntropyLoss())
 
 
 # Everything below is optional.

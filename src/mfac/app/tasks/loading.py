@@ -62,6 +62,7 @@ def write_template(path: Path, force: bool = False) -> None:
     if path.exists() and not force:
         raise FileExistsError(f"{path} exists already; choose another name, or overwrite it with --force")
     text = Path(__file__).with_name("digits.py").read_text(encoding="utf-8")
+    text = text.replace("from mfac.gradients import", "from mfac import")
     for command in ("plan", "prune", "train"):
         text = text.replace(f"mfac {command} digits", f"mfac {command} {path}", 1)
     path.write_text(text, encoding="utf-8")
