@@ -92,6 +92,8 @@ def test_no_print_no_logging_set_up_no_global_torch_flag(module):
     forbidden = {"torch.set_default_dtype", "torch.set_num_threads", "torch.set_float32_matmul_precision",
                  "torch.use_deterministic_algorithms", "torch.manual_seed", "logging.basicConfig", "print"}  # fmt: skip
     used = set(calls(MODULES[module]))
+    if module == "gradients.model_state":  # which restores the random states it has set
+        forbidden.remove("torch.manual_seed")
     assert module.startswith("app") or not used & forbidden
     assert not any(name.startswith("torch.backends") for name in used)
 

@@ -53,13 +53,13 @@ class Columns:
 
     def to_state(self, number: int, rows: Float[Tensor, "m n"]) -> Tensor:
         """A parameter's columns as they are saved: [m, *shape], or [m, kept weights]."""
-        return rows.view(len(rows), *self._saved_shape(number))
+        return rows.view(len(rows), *self._state_shape(number))
 
     def of_state(self, number: int, state: Mapping[str, Any]) -> Float[Tensor, "m n"]:
         """The columns of a parameter, from its saved state."""
         return _unsharded(self.layout.names[number], state["rows"]).flatten(1)
 
-    def _saved_shape(self, number: int) -> tuple[int, ...]:
+    def _state_shape(self, number: int) -> tuple[int, ...]:
         whole = tuple(self.tensors[number].shape) or (1,)
         return whole if self.layout.kept[number] is None else (self.layout.sizes[number],)
 

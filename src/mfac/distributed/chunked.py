@@ -25,7 +25,7 @@ class ChunkedColumns(Columns):
         self._ranks = ranks
         self._chunks, self._slots, self.dim = list[slice](), list[slice](), 0
         for number, size in enumerate(self.layout.sizes):
-            n = self._saved_shape(number)[0]
+            n = self._state_shape(number)[0]
             width = -(-n // ranks.size) * (size // max(n, 1))
             start = min(ranks.rank * width, size)
             self._chunks.append(slice(start, min(start + width, size)))  # of the parameter
@@ -58,7 +58,7 @@ class ChunkedColumns(Columns):
 
             assert self._ranks.group is not None
             self._sharding = Sharding(DeviceMesh.from_group(self._ranks.group, rows.device.type), 0, 0)
-        n, *rest = self._saved_shape(number)
+        n, *rest = self._state_shape(number)
         unit = max(self.layout.sizes[number] // max(n, 1), 1)
         return sharded(rows.view(len(rows), rows.shape[1] // unit, *rest), self._sharding, (n, *rest))
 

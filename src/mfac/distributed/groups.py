@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mfac.columns import is_placed
 from mfac.inverse_fisher import Ranks
 
 Value = TypeVar("Value")
@@ -109,7 +108,7 @@ def describe(named: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> dict[s
     described: dict[str, object] = {"the number of parameters": len(named)}
     for number, (name, tensor) in enumerate(named.items()):
         text, mask = f"{name}: {list(tensor.shape)} {tensor.dtype}", masks.get(name)
-        if mask is not None and not is_placed(mask):  # of a DTensor every rank has another piece
+        if mask is not None and not hasattr(mask, "device_mesh"):  # of a DTensor every rank has another piece
             digest = hashlib.sha256(mask.cpu().numpy().tobytes()).hexdigest()[:12]
             text += f", {int(mask.sum())} weights kept (digest {digest})"
         described[f"parameter {number}"] = text
