@@ -44,7 +44,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from models import Case, bert, cross_entropy, resnet20
 
 from mfac.gradients import collect, collect_gradients
-from mfac.gradients.batches import cut, num_samples
+from mfac.gradients.batches import cut, num_samples, with_sample_tensors
 from mfac.gradients.collect import Method
 
 SAMPLES = 512
@@ -202,10 +202,7 @@ class Loss(nn.Module):
         self.model, self.case = case.model, case
 
     def forward(self, *leaves: Tensor) -> Tensor:
-        batch = self.case.batch
-        return self.case.loss_fn(
-            self.model, leaves if isinstance(batch, tuple) else dict(zip(batch, leaves, strict=True))
-        )
+        return self.case.loss_fn(self.model, with_sample_tensors(self.case.batch, leaves))
 
 
 def samples_of(batches: Iterable[Any]) -> Iterator[Any]:

@@ -1,7 +1,4 @@
-"""Parameters <-> flat vector: which parameters make up a row of G, in what order, and where each of them lies.
-
-Also the one place where names, patterns and masks are matched with parameters.
-"""
+"""Parameters <-> flat vector: which parameters make up a row of G; and names and masks matched with parameters."""
 
 import difflib
 import functools

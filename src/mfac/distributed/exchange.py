@@ -59,10 +59,10 @@ def accumulate_share(
 
 
 def agreed_shares(
-    ranks: Ranks, collection: Collection, block_size: int | None, arguments: Mapping[str, object] | None = None
+    ranks: Ranks, collection: Collection, block_size: int | None, **arguments: object
 ) -> tuple[ColumnShare, ...]:
     """How the columns are divided among the ranks, once they agree on everything; raises as `check_ranks` does."""
-    check_ranks(ranks, collection, {"block_size": block_size} | dict(arguments or {}))
+    check_ranks(ranks, collection, {"block_size": block_size, **arguments})
     return column_shares(collection.layout.sizes, ranks.size, block_size)
 
 

@@ -107,7 +107,7 @@ def collect_gradients(
     if ranks.size > 1:
         from mfac.distributed.exchange import agreed_shares, collect_share
 
-        shares = agreed_shares(ranks, collection, block_size, {"dtype": row_dtype})
+        shares = agreed_shares(ranks, collection, block_size, dtype=row_dtype)
         return collect_share(collection, batches, shares, ranks, row_dtype, where)
     if out is not None:
         from mfac.gradients.to_file import collect_to_file

@@ -32,9 +32,7 @@ class PruningCallback(PacedPruning, Callback):
             pruner.load_state_dict(self._saved)
             self._saved = {}
         elif trainer.global_step and self.due(trainer.global_step):
-            raise ValueError(
-                f"training resumes at step {trainer.global_step} from a checkpoint that this callback was not part of"
-            )
+            raise ValueError(f"training resumes at step {trainer.global_step} from a checkpoint without the masks")
         self.catch_up(trainer.global_step)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
