@@ -84,7 +84,8 @@ def seeded(seed: int) -> Iterator[None]:
     with kept_random_state():
         random.seed(seed)
         np.random.seed(seed % 2**32)
-        torch.manual_seed(seed)
+        for device in (torch.device("cpu"), *_accelerators()):
+            set_seed(seed, device)
         yield
 
 
