@@ -13,7 +13,7 @@ from mfac.gradients.losses import LossFn, OutputFn, SampleFn
 from mfac.gradients.model_state import evaluation
 from mfac.gradients.per_sample import STAGING_BYTES
 from mfac.inverse_fisher import ranks_of
-from mfac.layout import Masks, Params
+from mfac.layout import Masks, ParameterLayout, Params
 from mfac.memory import available_memory, gib
 from mfac.pages import block_runs
 
@@ -51,7 +51,9 @@ def accumulate_fisher(
     """
     ranks = ranks_of(process_group)
     with ranks.together("checking the arguments"):
-        collection = Collection.of(locals())
+        layout = ParameterLayout(model, params, masks)
+        collection = Collection(model, loss_fn, layout, num_grads, per_sample, fisher, method, chunk_size, cycle,
+                                progress, seed, sample_fn, output_fn)  # fmt: skip
     where = collection.device if device is None else torch.device(device)
     if ranks.size > 1:
         from mfac.distributed.exchange import accumulate_share, agreed_shares

@@ -3,9 +3,9 @@
 import math
 import os
 import sys
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -97,7 +97,9 @@ def collect_gradients(
     """
     ranks = ranks_of(process_group)
     with ranks.together("checking the arguments"):
-        collection = Collection.of(locals())
+        layout = ParameterLayout(model, params, masks)
+        collection = Collection(model, loss_fn, layout, num_grads, per_sample, fisher, method, chunk_size, cycle,
+                                progress, seed, sample_fn, output_fn)  # fmt: skip
         row_dtype = _row_dtype(collection.layout, dtype, window, out)
         if out is not None and ranks.size > 1:
             raise ValueError("out= is for one process; with a process_group every rank keeps its columns in memory")
@@ -191,13 +193,6 @@ class Collection:
             self._loss, self._draw = sampled_loss(self.loss_fn, self.sample_fn, self.output_fn)
         elif self.sample_fn is not None or self.output_fn is not None:
             raise ValueError('sample_fn and output_fn draw labels, which needs fisher="sampled"; pass it or drop them')
-
-    @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> "Collection":
-        """From the arguments of a public function, by name; `params` and `masks` make the layout."""
-        layout = ParameterLayout(arguments["model"], arguments["params"], arguments["masks"])
-        names = {field.name for field in fields(cls)} & arguments.keys()
-        return cls(layout=layout, **{name: arguments[name] for name in names})
 
     @cached_property
     def mapped(self) -> MappedGradients:
