@@ -134,6 +134,8 @@ def test_stochastic_rounding_is_right_on_average_and_draws_from_itself():
     assert (mean - g).abs().max() < 0.1 * scale  # a standard error is at most scale / 2 / √1000, a sixth of this
     nearest = built(torch.int8).encode(g).dense
     assert (nearest - g).abs().max() > 0.3 * scale
+    one, other = (built(mfac.Int8(stochastic=True, seed=seed)).encode(g).dense for seed in (0, 1))
+    assert not torch.equal(one, other)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -82,7 +82,9 @@ class Int8Rows(Rows):
     def encode(self, g: Float[Tensor, " d"]) -> StoredRow:
         noise = None
         if self.kind.stochastic:  # by how many rows were written, and nothing else: a resumed run draws the same
-            generator = torch.Generator(g.device).manual_seed((self.kind.seed << 32) + self._written)
+            # Spread over all bits: torch's generator on the CPU looks at the lowest 32 only.
+            seed = (self.kind.seed * 0x9E3779B97F4A7C15 + self._written) % 2**63
+            generator = torch.Generator(g.device).manual_seed(seed)
             noise = torch.rand(len(g), generator=generator, device=g.device)
         codes, scales = quantize(g, self.kind.block, noise)
         return StoredRow(self._dequantized(codes, scales), (codes, scales))
