@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-ROUNDS = 3
+ROUNDS = 2
 
 
 class Residual(nn.Module):
