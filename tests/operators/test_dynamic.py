@@ -48,7 +48,7 @@ def test_as_good_as_a_fresh_cholesky_after_many_updates():
     inverse = SlidingInverse(m, torch.device("cpu"))
     generator = torch.Generator().manual_seed(3)
     refreshes = 0
-    for t in range(30_000):
+    for t in range(12_000):
         k = t % m
         if t % 1000 < m:  # now and then a lap of rows that are far larger or smaller, or nearly repeat one another
             G[k] = G[(k + 1) % m] * 10.0 ** ((t // 1000) % 5 - 2)
@@ -58,7 +58,7 @@ def test_as_good_as_a_fresh_cholesky_after_many_updates():
         if inverse.inverse is None:
             refreshes += 1
             inverse.settle()
-        if (t % 9_973 == 0 and t >= m) or t == 29_999:
+        if (t % 3_989 == 0 and t >= m) or t == 11_999:
             S = shift * torch.eye(m, dtype=torch.float64) + G @ G.T
             exact, _ = oracle.inverse(oracle.wide(S))
             fresh = torch.cholesky_inverse(torch.linalg.cholesky(S))[:, k]
@@ -66,7 +66,7 @@ def test_as_good_as_a_fresh_cholesky_after_many_updates():
             assert oracle.error(inverse.column(k), exact[:, k]) < limit
             b = torch.randn(m, dtype=torch.float64, generator=generator)
             assert oracle.error(inverse.solve(b), exact @ oracle.wide(b)) < max(limit, 1e-9)
-    assert refreshes < 0.05 * 30_000  # so the updates were updates
+    assert refreshes < 0.05 * 12_000  # so the updates were updates
 
 
 def test_drift_is_noticed_and_repaired():
