@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-ROUNDS = 2
+ROUNDS = 3
 
 
 class Residual(nn.Module):
@@ -40,7 +40,7 @@ def bert():
     config = BertConfig(
         hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=512, num_labels=2
     )
-    batch = {"input_ids": torch.randint(1, 30000, (128, 64)), "labels": torch.randint(0, 2, (128,))}
+    batch = {"input_ids": torch.randint(1, 30000, (32, 64)), "labels": torch.randint(0, 2, (32,))}
     return BertForSequenceClassification(config), (lambda model, batch: model(**batch).loss), batch
 
 
@@ -53,7 +53,7 @@ def measurements(mfac):
     cnn = nn.Sequential(stem, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
     pictures = (torch.randn(64, 3, 32, 32), torch.randint(10, (64,)))
     for window in (torch.float32, torch.bfloat16, torch.int8):
-        for m, d in ((64, 100_000), (256, 1_000_000)):
+        for m, d in ((64, 100_000), (256, 100_000)):
             op, g = mfac.DynamicInverseFisher(m, d, 1e-3, window=window), torch.randn(m, d) / d**0.5
             for row in g:
                 op.update(row)
@@ -62,16 +62,16 @@ def measurements(mfac):
                 f"update_and_apply, {str(window)[6:]}, m = {m}, d = {d:,}",
                 lambda op=op, rows=rows: op.update_and_apply(next(rows)),
             )
-    G = nn.functional.normalize(torch.randn(512, 200_000))
-    yield "product G Gᵀ, m = 512, d = 200,000", lambda: G @ G.T
+    G = nn.functional.normalize(torch.randn(512, 50_000))
+    yield "product G Gᵀ, m = 512, d = 50,000", lambda: G @ G.T
     yield "static set-up and diagonal of the same", lambda: mfac.StaticInverseFisher(G, 1e-5).diagonal()
     yield (
-        "blocks of 128, m = 64, d = 200,000",
+        "blocks of 128, m = 64, d = 50,000",
         lambda: mfac.StaticInverseFisher(G[:64], 1e-5, block_size=128).diagonal(),
     )
     yield "rows per batch of 128, MLP", lambda: mfac.collect_gradients(mlp, classify, [images] * 64, 64)
     model, loss, batch = bert()
-    for name, args, count in (("MLP", (mlp, classify, images), 128), ("BERT-tiny", (model, loss, batch), 128),
+    for name, args, count in (("MLP", (mlp, classify, images), 128), ("BERT-tiny", (model, loss, batch), 32),
                               ("residual CNN", (cnn, classify, pictures), 64)):  # fmt: skip
         yield (
             f"{count} rows per sample, {name}",
