@@ -13,9 +13,8 @@ from torch.nn import functional as F
 
 import mfac
 from mfac.app.runs.environment import environment, process_peak_bytes
-from mfac.app.runs.files import load_checkpoint
-from mfac.app.runs.folder import open_run, read_run
-from mfac.app.runs.measures import measure
+from mfac.app.runs.folder import load_checkpoint, open_run, read_run
+from mfac.app.runs.task_batches import measure
 from mfac.gradients.model_state import random_state, seeded, set_random_state
 
 CPU = torch.device("cpu")

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from mfac import MFAC
-from mfac.app.runs.optimizers import DEFAULTS, OptimizerSettings, make_optimizer
 from mfac.app.runs.task_batches import TaskBatches, epochs
+from mfac.app.runs.training import DEFAULTS, OptimizerSettings, make_optimizer
 
 CPU = torch.device("cpu")
 

@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from mfac.app.runs.optimizers import OptimizerSettings
 from mfac.app.runs.pruning import PruningSettings
 from mfac.app.runs.run import Watcher, run_task
-from mfac.app.runs.training import TrainingSettings
+from mfac.app.runs.training import OptimizerSettings, TrainingSettings
 from mfac.app.tasks import load_task
 from mfac.pruning.options import PruningOptions
 

@@ -8,18 +8,25 @@ from typing import Annotated, Any
 import typer
 
 from mfac.app.cli.display import ProgressDisplay, show_run
-from mfac.app.cli.options import RUN_PANEL as RUN
-from mfac.app.cli.options import AsJson, Fresh, Out, TaskArgument, command, command_line, number_or_word, option
+from mfac.app.cli.options import (
+    RUN_PANEL,
+    AsJson,
+    Fresh,
+    Out,
+    TaskArgument,
+    command,
+    command_line,
+    number_or_word,
+    option,
+)
 from mfac.app.plan import plan_pruning, plan_training
 from mfac.app.report import write_page
+from mfac.app.runs import training
 from mfac.app.runs.environment import choose_device
-from mfac.app.runs.folder import REPORT, read_run
-from mfac.app.runs.folder import RUN as RECORD
-from mfac.app.runs.optimizers import DEFAULTS, OPTIMIZERS, WINDOWS, OptimizerSettings
+from mfac.app.runs.folder import REPORT, RUN, read_run
 from mfac.app.runs.pruning import SCHEDULES, PruningSettings
 from mfac.app.runs.run import run_task
-from mfac.app.runs.training import SCHEDULES as TRAINING_SCHEDULES
-from mfac.app.runs.training import TrainingSettings
+from mfac.app.runs.training import DEFAULTS, OPTIMIZERS, WINDOWS, OptimizerSettings, TrainingSettings
 from mfac.app.tasks import Task, load_task
 from mfac.pruning.options import METHODS, ORDERS, SCOPES, UPDATES, PruningOptions
 from mfac.pruning.prune import prune as library_prune
@@ -64,10 +71,10 @@ LIBRARY = (
     option(PruningSettings, "epochs", int, GRADUAL, min=1),
     option(PruningSettings, "lr", float, GRADUAL, min=0),
     option(PruningSettings, "momentum", float, GRADUAL, min=0),
-    option(PruningSettings, "checkpoint", str, RUN, metavar="FILE"),
-    option(PruningSettings, "seed", int, RUN, min=0),
-    option(PruningSettings, "device", str, RUN),
-    option(PruningSettings, "save_every", float, RUN, min=0),
+    option(PruningSettings, "checkpoint", str, RUN_PANEL, metavar="FILE"),
+    option(PruningSettings, "seed", int, RUN_PANEL, min=0),
+    option(PruningSettings, "device", str, RUN_PANEL),
+    option(PruningSettings, "save_every", float, RUN_PANEL, min=0),
 )
 def prune(
     ctx: typer.Context, task: TaskArgument, out: Out = None, fresh: Fresh = False, as_json: AsJson = False, **given: Any
@@ -121,14 +128,14 @@ def _by_name(key: str, given: tuple[str, ...], names: tuple[str, ...]) -> dict[s
     option(OptimizerSettings, "num_grads", int, OPTIMIZER, min=1, default=OURS["num_grads"]),
     option(OptimizerSettings, "damping", float, OPTIMIZER, min=0, default=OURS["damping"]),
     option(OptimizerSettings, "window", str, OPTIMIZER, choices=tuple(WINDOWS), default=OURS["window"]),
-    option(TrainingSettings, "schedule", str, OPTIMIZER, choices=TRAINING_SCHEDULES),
+    option(TrainingSettings, "schedule", str, OPTIMIZER, choices=training.SCHEDULES),
     option(TrainingSettings, "epochs", int, LENGTH, min=1),
     option(TrainingSettings, "steps", int, LENGTH, min=1),
     option(TrainingSettings, "eval_every", int, LENGTH, min=1, show_default="an epoch, or a tenth of --steps"),
-    option(TrainingSettings, "checkpoint", str, RUN, metavar="FILE"),
-    option(TrainingSettings, "seeds", list[int], RUN, flag="--seed", min=0),
-    option(TrainingSettings, "device", str, RUN),
-    option(TrainingSettings, "save_every", float, RUN, min=0),
+    option(TrainingSettings, "checkpoint", str, RUN_PANEL, metavar="FILE"),
+    option(TrainingSettings, "seeds", list[int], RUN_PANEL, flag="--seed", min=0),
+    option(TrainingSettings, "device", str, RUN_PANEL),
+    option(TrainingSettings, "save_every", float, RUN_PANEL, min=0),
 )
 def train(
     ctx: typer.Context, task: TaskArgument, out: Out = None, fresh: Fresh = False, as_json: AsJson = False, **given: Any
@@ -160,7 +167,7 @@ def _run(ctx: typer.Context, task: Task, settings: Settings, out: Path | None, f
         with ProgressDisplay() as watcher:
             record = run_task(task, settings, folder, command=command_line(ctx), fresh=fresh, watcher=watcher)
     except KeyboardInterrupt:
-        so_far, shown = read_run(folder) if (folder / RECORD).exists() else {}, ""
+        so_far, shown = read_run(folder) if (folder / RUN).exists() else {}, ""
         if so_far.get("cells"):
             write_page([so_far], report)
             shown = f" ({report})"
@@ -186,7 +193,7 @@ def _run(ctx: typer.Context, task: Task, settings: Settings, out: Path | None, f
     option(OptimizerSettings, "window", str, FOR_TRAIN, choices=tuple(WINDOWS), show_default="as the weights"),
     option(plan_training, "momentum", float, FOR_TRAIN, min=0),
     option(plan_training, "steps", int, FOR_TRAIN, min=1),
-    option(PruningSettings, "device", str, RUN),
+    option(PruningSettings, "device", str, RUN_PANEL),
 )
 def plan(
     task: TaskArgument,

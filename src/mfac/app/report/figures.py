@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
-from mfac.app.report.quantities import SPARSITY, Quantity
-from mfac.app.report.record import Record, Series
+from mfac.app.report.record import SPARSITY, Quantity, Record, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

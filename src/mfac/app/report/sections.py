@@ -8,8 +8,21 @@ import numpy as np
 from markupsafe import Markup
 
 from mfac.app.report.figures import Line, Plot, Section, Table, columns, curve_plot
-from mfac.app.report.quantities import LOSS, SIZES, SPARSITY, STEP, TIMES, Quantity, capital, percent, scaled
-from mfac.app.report.record import Record, Series, by_measure, series_of
+from mfac.app.report.record import (
+    LOSS,
+    SIZES,
+    SPARSITY,
+    STEP,
+    TIMES,
+    Quantity,
+    Record,
+    Series,
+    by_measure,
+    capital,
+    percent,
+    scaled,
+    series_of,
+)
 
 TRAINING_LOSS = Quantity("training loss")
 MOST_POINTS = 100
