@@ -43,11 +43,8 @@ def accumulate_fisher(
 ) -> FisherBlocks:
     """The diagonal blocks of GᵀG, summed as the gradients come: memory O(block_size · d), however large m is.
 
-    Blocks never straddle two parameters. The arguments are those of `collect_gradients`; with a `process_group` each
-    rank has the blocks of its share of the columns, over the rows of all ranks.
-
-    Raises:
-        ValueError, MemoryError, RuntimeError: as `collect_gradients` does.
+    Blocks never straddle two parameters. Arguments and errors are those of `collect_gradients`; with a `process_group`
+    each rank has the blocks of its share of the columns, over the rows of all ranks.
     """
     ranks = ranks_of(process_group)
     with ranks.together("checking the arguments"):
@@ -66,11 +63,7 @@ def accumulate_fisher(
 
 
 def new_blocks(sizes: Sequence[int], block_size: int, device: torch.device) -> FisherBlocks:
-    """Blocks of zeros over tensors of these lengths.
-
-    Raises:
-        MemoryError: they would not fit.
-    """
+    """Blocks of zeros over tensors of these lengths; MemoryError if they would not fit."""
     sizes = [size for size in sizes if size]
     dim = sum(sizes)
     needed = 8 * sum(run.count * run.length**2 for run in block_runs(dim, block_size, sizes))

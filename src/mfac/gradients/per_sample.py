@@ -66,11 +66,7 @@ class MappedGradients:
         return self.plan.first if row == 0 else self.plan.others
 
     def fill(self, batch: Batch, out: Tensor, zeroed: bool) -> tuple[Tensor, Tensor] | None:
-        """The losses, and a number that is finite only if all of losses and rows are; None: take samples one by one.
-
-        Raises:
-            Exception: whatever an operation that cannot be mapped raises.
-        """
+        """The losses, and a number that is finite only if all of losses and rows are; None: take samples one by one."""
         if self.plan.method == "loop":
             return None
         layout = self.layout
@@ -90,11 +86,7 @@ class MappedGradients:
         return losses, losses.sum() + bound.to(out.dtype)
 
     def refuse(self, error: Exception) -> None:
-        """Says why the samples of a chunk were taken one by one: mapping them raised `error`.
-
-        Raises:
-            ValueError: they were to be mapped.
-        """
+        """Says why the samples of a chunk were taken one by one: mapping them raised `error`."""
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
         reason = line if len(line) <= 200 else line[:200] + " ..."
         if self.method == "vmap":
@@ -152,11 +144,7 @@ class MappedGradients:
         return losses, bound
 
     def _attempt(self, batch: Batch, writer: RowWriter) -> tuple[Tensor, set[int]]:
-        """The losses, and the ids of the parameters that are also used in a way that is not caught.
-
-        Raises:
-            RuntimeError: a parameter is used where its copies cannot be put.
-        """
+        """The losses, and the ids of the parameters that are also used in a way that is not caught."""
         named, c = list(zip(self.layout.names, self.layout.tensors, strict=True)), writer.count
         caught = [p for _, p in named if id(p) not in self._repeated]
         repeated = {name: p for name, p in named if id(p) in self._repeated}

@@ -24,12 +24,7 @@ from mfac.memory import gib
 def collect_to_file(
     collection: Collection, batches: Iterable[Batch], path: str | os.PathLike[str], dtype: torch.dtype
 ) -> GradientFile:
-    """Appends the rows that the file does not have; it is made when the first of them is there.
-
-    Raises:
-        ValueError: the file was made with other arguments.
-        OSError: the directory does not exist, or the disk is too full.
-    """
+    """Appends the rows that the file does not have; it is made when the first of them is there."""
     path, dim = Path(path), collection.layout.dim
     file = GradientFile(path) if path.exists() else None
     done = file.rows if file else 0
@@ -88,11 +83,7 @@ def _fields(collection: Collection, first_batch: Batch) -> dict[str, str]:
 def _check_fields(
     file: GradientFile, entries: dict[str, str], collection: Collection, dtype: torch.dtype
 ) -> ChunkPlan | None:
-    """The plan that the file was begun with.
-
-    Raises:
-        ValueError: it was made with other arguments; the message names them.
-    """
+    """The plan that the file was begun with."""
     try:
         found = json.loads(file.fingerprint)
         theirs, plan = found["from"], found["plan"]

@@ -6,11 +6,9 @@ from torch import Tensor
 
 
 def greedy_costs(
-    inverse: Float[Tensor, "blocks b b"],
-    theta: Float[Tensor, "blocks b"],
-    threshold: float = torch.inf,
+    inverse: Float[Tensor, "blocks b b"], theta: Float[Tensor, "blocks b"], threshold: float = torch.inf,
     absent: Bool[Tensor, "blocks b"] | None = None,
-) -> Float[Tensor, "blocks b"]:
+) -> Float[Tensor, "blocks b"]:  # fmt: skip
     """The loss added by removing each weight, after those that are cheaper.
 
     Removing p moves θ by −θ_p F⁻¹e_p/[F⁻¹]_pp and takes p out of F⁻¹ (F⁻¹ − F⁻¹e_p e_pᵀF⁻¹/[F⁻¹]_pp). Each cost is

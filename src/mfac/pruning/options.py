@@ -23,11 +23,7 @@ ORDERS = ("scores", "greedy")
 
 @dataclass(frozen=True)
 class PruningOptions:
-    """How to prune; `mfac.prune` documents each option.
-
-    Raises:
-        ValueError: an option is not valid, or two do not go together; with a process group, on every rank.
-    """
+    """How to prune; `mfac.prune` documents each option."""
 
     num_grads: int = 64
     block_size: int | None = 128

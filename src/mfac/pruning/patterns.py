@@ -66,9 +66,8 @@ class Slices:
 
     def check(self, name: str, shape: torch.Size) -> None:
         if len(shape) <= self.dim:
-            raise ValueError(
-                f"pattern {self}: {name} has shape {tuple(shape)}, so no {self}s; leave it out with ignore=[{name!r}]"
-            )
+            way = f"leave it out with ignore=[{name!r}]"
+            raise ValueError(f"pattern {self}: {name} has shape {tuple(shape)}, so no {self}s; {way}")
 
     def groups(self, masks: Mapping[str, Tensor]) -> tuple[dict[str, Int[Tensor, "..."]], dict[str, range]]:
         """The number of every weight's slice, counted over all tensors, and the numbers of each tensor's slices."""

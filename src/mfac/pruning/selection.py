@@ -26,13 +26,9 @@ class Selection:
     floors: Mapping[str, int]
 
     def choose(
-        self,
-        curvature: Curvature,
-        theta: Float[Tensor, " d"],
-        layout: ParameterLayout,
-        masks: Mapping[str, Tensor],
-        pools: Sequence[Pool],
-    ) -> dict[str, Tensor]:
+        self, curvature: Curvature, theta: Float[Tensor, " d"], layout: ParameterLayout,
+        masks: Mapping[str, Tensor], pools: Sequence[Pool],
+    ) -> dict[str, Tensor]:  # fmt: skip
         """{name: bool tensor}, True for the weights that a step removes so that the pools keep what they should."""
         if isinstance(self.pattern, Slices):
             ids, ranges = self.pattern.groups(masks)
@@ -54,12 +50,9 @@ class Selection:
 
 
 def cheapest_slices(
-    costs: Float[Tensor, " groups"],
-    sizes: Int[Tensor, " groups"],
-    ranges: Mapping[str, range],
-    pools: Sequence[Pool],
-    floors: Mapping[str, int],
-) -> set[int]:
+    costs: Float[Tensor, " groups"], sizes: Int[Tensor, " groups"], ranges: Mapping[str, range],
+    pools: Sequence[Pool], floors: Mapping[str, int],
+) -> set[int]:  # fmt: skip
     """The slices to remove: those of the lowest cost per weight, while the pools and floors keep enough weights.
 
     `ranges` are each tensor's slices, and `sizes` how many weights each still has; a tensor keeps its last slice.

@@ -72,21 +72,12 @@ class Pruner:
     the model's.
 
     The arguments are those of `mfac.prune`; a `method` takes the place of `options.method`.
-
-    Raises:
-        ValueError: an argument that does not fit; with a process group, on every rank.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        loss_fn: LossFn,
-        batches: Iterable[Batch],
-        sparsity: Sparsity,
-        options: PruningOptions = DEFAULTS,
-        masks: Masks = None,
-        method: Method | None = None,
-    ):
+        self, model: nn.Module, loss_fn: LossFn, batches: Iterable[Batch], sparsity: Sparsity,
+        options: PruningOptions = DEFAULTS, masks: Masks = None, method: Method | None = None,
+    ):  # fmt: skip
         self.options = options
         self._ranks = ranks = ranks_of(options.process_group)
         with ranks.together("checking the arguments"):
@@ -137,12 +128,7 @@ class Pruner:
 
     @torch.no_grad()
     def step(self) -> StepRecord:
-        """Takes the next step.
-
-        Raises:
-            ValueError: the loss of the model is not finite, or there are too few batches.
-            RuntimeError: a loss or a gradient became non-finite, or all steps are done.
-        """
+        """Takes the next step."""
         if self.done:
             raise RuntimeError(f"all {self.total} steps are done; build another Pruner for a higher sparsity")
         history = self.result.history
@@ -172,9 +158,6 @@ class Pruner:
         """Resumes from a saved state; load the model's weights as well, before or after.
 
         Batches that were drawn before are read again and skipped.
-
-        Raises:
-            ValueError: the state belongs to a run with other arguments; nothing is changed then.
         """
         if state.get("plan") != self._plain_plan():
             raise ValueError("the state was saved by a run with another plan; build it with the same arguments")
@@ -218,9 +201,8 @@ class Pruner:
                     average_statistics(norms, self._ranks.sum_)
             loss = self._mean_loss()
             if not math.isfinite(loss):
-                raise RuntimeError(
-                    f"the loss became {loss} in this step, which is undone; use a larger damping or more recomputations"
-                )
+                hint = "use a larger damping or more recomputations"
+                raise RuntimeError(f"the loss became {loss} in this step, which is undone; {hint}")
             return loss
 
     def _mean_loss(self) -> float:
