@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 
 
 class Watcher:
-    """Is told where a run is: a cell of `total` steps begins, so many are done, it ends; and messages for the user.
-
-    This one ignores it; a display overrides the methods.
-    """
+    """Is told where a run is, and what to tell the user; this one ignores it, a display overrides the methods."""
 
     def begin(self, what: str, total: float) -> None: ...
     def at(self, done: float, note: str = "") -> None: ...

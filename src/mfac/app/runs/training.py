@@ -193,7 +193,6 @@ class TrainingLoop:
 
     @property
     def is_diverged(self) -> bool:
-        """Whether the last loss was not finite, which ends the training."""
         return bool(self.losses) and self.losses[-1] is None
 
     def advance(self) -> bool:
