@@ -21,26 +21,12 @@ ROWS_AT_ONCE = 32  # are summed together: a product of matrices is faster than o
 
 
 def accumulate_fisher(
-    model: nn.Module,
-    loss_fn: LossFn,
-    batches: Iterable[Batch],
-    num_grads: int,
-    block_size: int,
-    *,
-    params: Params = None,
-    per_sample: bool = False,
-    fisher: Fisher = "empirical",
-    masks: Masks = None,
-    device: torch.device | str | None = None,
-    cycle: bool = False,
-    progress: bool | None = None,
-    sample_fn: SampleFn | None = None,
-    output_fn: OutputFn | None = None,
-    method: Method = "auto",
-    chunk_size: int | None = None,
-    seed: int = 0,
-    process_group: dist.ProcessGroup | None = None,
-) -> FisherBlocks:
+    model: nn.Module, loss_fn: LossFn, batches: Iterable[Batch], num_grads: int, block_size: int, *,
+    params: Params = None, per_sample: bool = False, fisher: Fisher = "empirical", masks: Masks = None,
+    device: torch.device | str | None = None, cycle: bool = False, progress: bool | None = None,
+    sample_fn: SampleFn | None = None, output_fn: OutputFn | None = None, method: Method = "auto",
+    chunk_size: int | None = None, seed: int = 0, process_group: dist.ProcessGroup | None = None,
+) -> FisherBlocks:  # fmt: skip
     """The diagonal blocks of GᵀG, summed as the gradients come: memory O(block_size · d), however large m is.
 
     Blocks never straddle two parameters. Arguments and errors are those of `collect_gradients`; with a `process_group`

@@ -69,10 +69,8 @@ def num_samples(batch: Batch, index: int) -> int:
     lengths = sorted({len(tensor) for tensor in sample_tensors(batch)})
     if len(lengths) != 1:
         found = f"leading dimensions {lengths}" if lengths else f"no tensor in a {type(batch).__name__}"
-        raise ValueError(
-            f"per_sample=True needs tensors that share their first dimension, and batch {index} has {found}; "
-            "collate it so, or use per_sample=False"
-        )
+        needs = "per_sample=True needs tensors that share their first dimension"
+        raise ValueError(f"{needs}, and batch {index} has {found}; collate it so, or use per_sample=False")
     if _has_plain_list(batch, lengths[0]):
         found = f"batch {index} holds a list of {lengths[0]} other things; make it a tensor, or leave it out"
         raise ValueError(f"per_sample=True can cut tensors only, and {found}")

@@ -227,10 +227,8 @@ class Collection:
             raise ValueError("batches is empty; at least one batch is needed")
         share = "" if self.every == 1 else f", {self.count} of them from this rank,"
         found = f"{row} samples in {index + 1} batches" if self.per_sample else f"{row} batches"
-        raise ValueError(
-            f"num_grads={self.num_grads} rows were asked for{share} and batches gave only {found}; "
-            "pass more data, a smaller num_grads, or cycle=True to go through it again"
-        )
+        asked = f"num_grads={self.num_grads} rows were asked for{share} and batches gave only {found}"
+        raise ValueError(f"{asked}; pass more data, a smaller num_grads, or cycle=True")
 
     def fill(self, chunk: Chunk, out: Float[Tensor, "c d"], zeroed: bool = False) -> None:
         """Writes the rows of a chunk into `out`, which may hold zeros already, for `check` to look at."""

@@ -56,6 +56,4 @@ def draw_targets(criterion: Any, output: Tensor, targets: Tensor, noise: Noise) 
         return draw_normal(output, noise)
     name = getattr(criterion, "__name__", type(criterion).__name__)
     known = "cross-entropy, NLL, binary cross-entropy with logits and squared error"
-    raise ValueError(
-        f'fisher="sampled" knows {known}, not {name}; pass sample_fn(model, batch) -> the batch with labels'
-    )
+    raise ValueError(f'fisher="sampled" knows {known}, not {name}; pass sample_fn(model, batch) -> labelled batch')

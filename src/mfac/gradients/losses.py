@@ -33,10 +33,8 @@ class CriterionLoss:
 
     def _split(self, batch: Batch) -> tuple[Any, Any]:
         if not isinstance(batch, list | tuple) or len(batch) != 2:
-            raise ValueError(
-                f"criterion_loss needs batches (inputs, targets), this one is {_described(batch)}; write your own "
-                "loss_fn(model, batch), or use model_loss for models that return their loss"
-            )
+            found = f"criterion_loss needs batches (inputs, targets), this one is {_described(batch)}"
+            raise ValueError(f"{found}; write your own loss_fn(model, batch), or use model_loss")
         return batch[0], batch[1]
 
     def __repr__(self) -> str:
@@ -49,9 +47,8 @@ class ModelLoss:
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         loss = getattr(self._output(model, batch), "loss", None)
         if not isinstance(loss, Tensor):
-            raise ValueError(
-                "model_loss needs a model whose output has .loss; are the labels in the batch? Or use criterion_loss"
-            )
+            found = "are the labels in the batch? Or use criterion_loss(criterion)"
+            raise ValueError(f"model_loss needs a model whose output has .loss; {found}")
         return loss
 
     def draw_labels(self, model: nn.Module, batch: Batch, noise: Noise) -> Batch:
@@ -60,12 +57,11 @@ class ModelLoss:
         if not isinstance(logits, Tensor) or not isinstance(labels, Tensor) or logits.ndim != 2 or labels.ndim > 2:
             needs = "needs logits of shape [samples, classes] and labels in the batch; or pass sample_fn(model, batch)"
             raise ValueError(f'fisher="sampled" with model_loss {needs}')
-        if labels.is_floating_point():
-            drawn = draw_normal(logits.reshape(labels.shape), noise)
-        else:
-            drawn = draw_classes(logits, noise).reshape(labels.shape).to(labels.dtype)
         new: Any = batch.copy()
-        new["labels"] = drawn
+        if labels.is_floating_point():
+            new["labels"] = draw_normal(logits.reshape(labels.shape), noise)
+        else:
+            new["labels"] = draw_classes(logits, noise).reshape(labels.shape).to(labels.dtype)
         return new
 
     def _output(self, model: nn.Module, batch: Batch) -> Any:

@@ -62,7 +62,6 @@ class MappedGradients:
         self._sample_bytes, self._warned = 1, False
 
     def chunk_length(self, row: int) -> int:
-        """How many samples the chunk that starts at this row has."""
         return self.plan.first if row == 0 else self.plan.others
 
     def fill(self, batch: Batch, out: Tensor, zeroed: bool) -> tuple[Tensor, Tensor] | None:
@@ -112,7 +111,6 @@ class MappedGradients:
             self.plan = self.plan._replace(others=1 << (fitting.bit_length() - 1))
 
     def _fitting(self, length: int) -> int:
-        """So many rows, or fewer if they would not fit."""
         return max(1, min(length, self._budget() // (self.layout.full_dim * self.layout.dtype.itemsize)))
 
     def _budget(self) -> int:

@@ -60,7 +60,6 @@ class BatchStream:
         self.skip_to(state["drawn"] if drawn is None else drawn)
 
     def skip_to(self, drawn: int) -> None:
-        """Discards batches until `drawn` of them were drawn."""
         while self.drawn < drawn:
             next(self)
 

@@ -52,7 +52,6 @@ class FisherCurvature:
         self.blocks = build_blocks(grads, damping, options, reduce if block_size is None else None)
 
     def scores(self, theta: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
-        """θ_i² / (2 [F⁻¹]_ii)."""
         return scores(theta, self._diagonal())
 
     def remove(

@@ -73,7 +73,6 @@ class MaskKeeper:
         self.remove()
 
     def _look_up(self, masks: Masks) -> list[tuple[Tensor, Tensor]]:
-        """(parameter, mask) for every mask, checked."""
         groups, model = self._optimizer.param_groups, self._model
         pairs = [pair for g in groups for pair in zip(g.get("param_names", ()), g["params"], strict=False)]
         named = by_plain_name(dict(pairs)) if model is None else parameters_by_name(model)

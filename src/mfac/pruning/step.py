@@ -128,7 +128,6 @@ class Pruner:
 
     @torch.no_grad()
     def step(self) -> StepRecord:
-        """Takes the next step."""
         if self.done:
             raise RuntimeError(f"all {self.total} steps are done; build another Pruner for a higher sparsity")
         history = self.result.history
@@ -155,10 +154,7 @@ class Pruner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resumes from a saved state; load the model's weights as well, before or after.
-
-        Batches that were drawn before are read again and skipped.
-        """
+        """Resumes from a saved state, skipping batches drawn before; load the model's weights as well."""
         if state.get("plan") != self._plain_plan():
             raise ValueError("the state was saved by a run with another plan; build it with the same arguments")
         self.stream.load_state_dict(state["stream"], state["start"])
@@ -190,7 +186,6 @@ class Pruner:
         return StepRecord(step.number, count, *known, seconds, gradient_seconds)
 
     def _write(self, layout: ParameterLayout, theta: Float[Tensor, " d"], removed: Bool[Tensor, " d"]) -> float:
-        """Writes the weights and masks; returns the loss after it."""
         with self.weights.all_or_nothing():
             with self._ranks.together("writing the weights"):
                 self.weights.write(layout, theta, removed)
@@ -255,7 +250,6 @@ class FisherMethod:
             raise MemoryError(f"{error}; for prune the way to disk is rows_dir='a folder with room'") from None
 
     def curvature(self, step: Step, measured: Rows) -> Curvature:
-        """The matrix, with a damping chosen by the data if that was requested."""
         ranks, sizes, damping, reduce = self.ranks, step.layout.sizes, self.options.damping, None
         if ranks.size > 1:
             shares, reduce = self._shares(step), ranks.sum_

@@ -42,7 +42,6 @@ class MaskedWeights:
         return ParameterLayout(self.model, list(self.targets), self.masks)
 
     def vector(self, layout: ParameterLayout) -> Float[Tensor, " d"]:
-        """The kept weights in a row, in float64."""
         return self.row_of(layout, {name: tensor.detach().double() for name, tensor in self.targets.items()})
 
     def row_of(self, layout: ParameterLayout, values: Mapping[str, Tensor]) -> Tensor:
@@ -54,7 +53,6 @@ class MaskedWeights:
 
     @torch.no_grad()
     def write(self, layout: ParameterLayout, theta: Float[Tensor, " d"], removed: Bool[Tensor, " d"]) -> None:
-        """Sets the masks and the weights; removed weights are exactly 0."""
         values, gone = layout.unflatten(theta), layout.unflatten(removed)
         for name, tensor in self.targets.items():
             mask = self.masks[name] & ~gone[name]
@@ -88,10 +86,8 @@ def choose_targets(model: nn.Module, targets: Names = None, ignore: Names = None
     left_out = set() if ignore is None else matching_ids(model, ignore, "ignore")
     chosen: dict[str, Tensor] = {name: tensor for name, tensor in every.items() if id(tensor) in wanted - left_out}
     if not chosen:
-        raise ValueError(
-            "there is nothing to prune: targets (by default matrices and kernels, no embeddings) and ignore leave no "
-            f"trainable parameter; the model has {some(dict(model.named_parameters()))}"
-        )
+        names = some(dict(model.named_parameters()))
+        raise ValueError(f"there is nothing to prune: targets and ignore leave no weights; the model has {names}")
     return chosen
 
 

@@ -17,7 +17,7 @@ import typer
 from mfac.app.tasks import BUILT_IN, TaskError
 
 FAILED, INTERRUPTED = 1, 130
-RUN_PANEL, THIS_PANEL = "The run", "This command"
+PANEL, THIS_PANEL = "The run", "This command"
 
 
 def _complete_task(incomplete: str) -> list[str]:
@@ -29,7 +29,7 @@ TASK_HELP = f"What to work on: {', '.join(BUILT_IN)}, a file (task.py, see `mfac
 TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help=TASK_HELP, autocompletion=_complete_task)]
 _out = typer.Option(metavar="FOLDER", help="Folder of the run.", show_default="runs/TASK-COMMAND")
 _fresh = typer.Option("--fresh", help="Start over; what is in the folder is removed.")
-_out.rich_help_panel = _fresh.rich_help_panel = RUN_PANEL
+_out.rich_help_panel = _fresh.rich_help_panel = PANEL
 Out = Annotated[Path | None, _out]
 Fresh = Annotated[bool, _fresh]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.", rich_help_panel=THIS_PANEL)]
@@ -54,7 +54,7 @@ def option(
     if choices:
         more["metavar"] = "|".join(choices)
         more["autocompletion"] = lambda incomplete: [choice for choice in choices if choice.startswith(incomplete)]
-        more["callback"] = _one_of(choices)
+        more["callback"] = lambda value: _one_of(choices, value)
     if more.get("callback") is number_or_word:
         default = "none" if default is None else f"{default}"
     elif isinstance(default, tuple):
@@ -77,14 +77,11 @@ def described(source: Callable[..., Any]) -> dict[str, str]:
     return found
 
 
-def _one_of(choices: Sequence[str]) -> Callable[[Any], Any]:
-    def check(value: Any) -> Any:
-        for item in value if isinstance(value, list) else [value]:
-            if item is not None and item not in choices:
-                raise typer.BadParameter(f"{item!r} is not one of {', '.join(choices)}")
-        return value
-
-    return check
+def _one_of(choices: Sequence[str], value: Any) -> Any:
+    for item in value if isinstance(value, list) else [value]:
+        if item is not None and item not in choices:
+            raise typer.BadParameter(f"{item!r} is not one of {', '.join(choices)}")
+    return value
 
 
 def number_or_word(value: str) -> int | float | str:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 MISSING, SPACE = "–", "\N{NO-BREAK SPACE}"
-# (unit, the smallest value in base units that is written in it, base units in it)
-TIMES = (("h", 3 * 3600.0, 3600.0), ("min", 300.0, 60.0), ("s", 0.0, 1.0))
-SIZES = (("GiB", 2.0**30, 2.0**30), ("MiB", 2.0**20, 2.0**20), ("KiB", 0.0, 2.0**10))
+UNITS = {  # by base unit: (unit, the smallest value in base units that is written in it, base units in it)
+    "s": (("h", 3 * 3600.0, 3600.0), ("min", 300.0, 60.0), ("s", 0.0, 1.0)),
+    "bytes": (("GiB", 2.0**30, 2.0**30), ("MiB", 2.0**20, 2.0**20), ("KiB", 0.0, 2.0**10)),
+}
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,10 @@ def measure_quantity(name: str, values: Iterable[float | None]) -> Quantity:
     return Quantity(name, "%", 100, 1) if share else Quantity(name)
 
 
-def scaled(name: str, values: Iterable[float | None], units: Sequence[tuple[str, float, float]]) -> Quantity:
+def scaled(name: str, values: Iterable[float | None], base: str) -> Quantity:
     """A time or a size in the unit that suits its largest value."""
     largest = max((value for value in values if value is not None), default=0.0)
-    return next(Quantity(name, unit, 1 / size) for unit, least, size in units if largest >= least)
+    return next(Quantity(name, unit, 1 / size) for unit, least, size in UNITS[base] if largest >= least)
 
 
 def percent(fraction: float) -> str:
@@ -85,16 +86,14 @@ def completed(runs: Sequence[Any]) -> list[Record]:
         if found not in [(FORMAT, kind) for kind in KINDS]:
             raise ValueError(f"run {number}: expected the dict of a run.json of format {FORMAT}, got {found}")
     titles, known = [run["title"] for run in runs], []
-    for place, run in enumerate(runs):
-        before, in_all = titles[:place].count(run["title"]), titles.count(run["title"])
-        title = f"{run['title']} ({before + 1})" if in_all > 1 else run["title"]
+    for place, (run, title) in enumerate(zip(runs, titles, strict=True)):
+        title = f"{title} ({titles[:place].count(title) + 1})" if titles.count(title) > 1 else title
         cells = [_completed_cell(cell, run) for cell in run["cells"]]
         known.append({"dense": {}, **run, "title": title, "cells": cells})
     return known
 
 
 def _completed_cell(cell: Record, run: Record) -> Record:
-    """The cell with its final loss and measure, its time, and the losses of its training."""
     if run["kind"] == "prune":
         dense, compact = cell["bytes"]["dense"], cell["bytes"]["compact"]
         more = {"time": cell["seconds"], "compact": compact, "ratio": dense / compact}

@@ -23,8 +23,7 @@ from mfac.pruning.patterns import NOfM, parse_pattern
 from mfac.pruning.weights import choose_targets
 
 SCHEDULES = {"geometric": geometric_schedule, "polynomial": polynomial_schedule}
-FINE_TUNING_LR = 0.01
-OPTIONS = PruningOptions()
+FINE_TUNING_LR, OPTIONS = 0.01, PruningOptions()
 NOT_RECORDED, OF_GRADUAL = ("options", "save_every"), ("schedule", "steps", "epochs", "lr", "momentum")
 OWN_OPTIONS = ("method", "floor", "bn_batches", "rows_dir", "seed", "progress", "process_group")
 
@@ -70,7 +69,6 @@ class PruningSettings:
 
     @property
     def fixed_sparsity(self) -> float | None:
-        """That of an N:M pattern."""
         pattern = parse_pattern(self.options.pattern)
         return pattern.sparsity if isinstance(pattern, NOfM) else None
 
@@ -86,13 +84,11 @@ class PruningSettings:
         return {**own, "sparsities": self.asked, **options}
 
     def optimizer(self, task: Task) -> OptimizerSettings:
-        """That of gradual pruning."""
         if self.lr is None and task.optimizer is not None:
             return OptimizerSettings("task")
         return OptimizerSettings("sgd", FINE_TUNING_LR if self.lr is None else self.lr, self.momentum)
 
     def check(self, task: Task, model: nn.Module) -> None:
-        """Raises ValueError for invalid settings."""
         check_settings(self, ("steps", "epochs"), SCHEDULES, method=self.methods, sparsity=self.asked)
         for method in self.methods:
             replace(self.options, method=method)
@@ -104,7 +100,6 @@ class PruningSettings:
         choose_targets(model, self.options.targets, self.options.ignore)
 
     def carry_out(self, run: SavedRun, model: nn.Module) -> None:
-        """Prunes by all methods to all sparsities, each from the same dense weights."""
         self._pretrain(run, model)
         if "dense" not in run.folder.record:
             run.folder.put(dense=measure(run.task, model, run.device))
@@ -129,7 +124,6 @@ class PruningSettings:
 
 
 def _one_shot(settings: PruningSettings, model: nn.Module, method: str, sparsity: float, cell: Cell) -> Record:
-    """A `Pruner`, saved after each of its steps."""
     task, options = cell.run.task, replace(settings.options, method=method, seed=settings.seed, progress=False)
     batches = TaskBatches(task, cell.run.device)
     pruner = Pruner(model, task.loss, batches, sparsity, options)
@@ -145,7 +139,6 @@ def _one_shot(settings: PruningSettings, model: nn.Module, method: str, sparsity
 
 
 def _gradual(settings: PruningSettings, model: nn.Module, method: str, sparsity: float, cell: Cell) -> Record:
-    """A `GradualPruner`, and training after each of its steps."""
     task, device = cell.run.task, cell.run.device
     batches = TaskBatches(task, device)
     optimizer = make_optimizer(settings.optimizer(task), task, model)

@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 
 
 class Watcher:
-    """Is told where a run is: a cell of `total` steps begins, so many are done, it ends; and messages for the user.
-
-    This one ignores it; a display overrides the methods.
-    """
+    """Is told where a run is, and what to tell the user; this one ignores it, a display overrides the methods."""
 
     def begin(self, what: str, total: float) -> None: ...
     def at(self, done: float, note: str = "") -> None: ...
@@ -123,7 +120,6 @@ def check_settings(
 
 
 def _describe(task: Task, settings: "Settings", command: str, model: nn.Module, device: torch.device) -> Record:
-    """The entries of run.json that identify a run."""
     found = importlib.util.find_spec(task.source) if task.source and not task.source.endswith(".py") else None
     files = {"the task": found.origin if found else task.source, "the checkpoint": settings.checkpoint}
     parameters = list(model.parameters())

@@ -15,10 +15,9 @@ from mfac.gradients.model_state import evaluation, seeded
 
 
 class TaskBatches:
-    """The batches of a task; each pass calls `train_batches()` again.
+    """The batches of a task, with a call of `on_batch` for each; each pass calls `train_batches()` again.
 
-    A loader with its own generator is seeded from the global random state at the start of each pass. `on_batch` is
-    called for every batch.
+    A loader with its own generator is seeded from the global random state at the start of each pass.
     """
 
     def __init__(self, task: Task, device: torch.device):
@@ -106,6 +105,5 @@ def _hits(model: nn.Module, batch: Any) -> Tensor | None:
     if not isinstance(labels, Tensor) or labels.ndim != 1 or labels.dtype not in LABELS:
         return None
     output = model(batch[0])
-    if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(labels) or output.shape[1] < 2:
-        return None
-    return output.argmax(1) == labels
+    is_table = isinstance(output, Tensor) and output.ndim == 2 and len(output) == len(labels) and output.shape[1] > 1
+    return output.argmax(1) == labels if is_table else None

@@ -119,7 +119,6 @@ class TrainingSettings:
         return {"optimizers": [o.name for o in self.optimizers], **own, **each}
 
     def check(self, task: Task, model: nn.Module) -> None:
-        """Raises ValueError for invalid settings."""
         names = tuple(optimizer.name for optimizer in self.optimizers)
         check_settings(self, ("epochs", "steps", "eval_every"), SCHEDULES, optimizer=names, seed=self.seeds)
         for optimizer in self.optimizers:
@@ -193,7 +192,6 @@ class TrainingLoop:
 
     @property
     def is_diverged(self) -> bool:
-        """Whether the last loss was not finite, which ends the training."""
         return bool(self.losses) and self.losses[-1] is None
 
     def advance(self) -> bool:
