@@ -183,10 +183,8 @@ def woodfisher_seconds(
     steps = int(min(m, max(few, settings.woodfisher_seconds / max(trial, 1e-9))))
     spent = _recursion(rows[:, :steps], m)
     share = count * b**2 / sum(number * length**2 for length, number in lengths.items())
-    return {
-        "seconds": spent * m / steps / share,
-        "timed": f"{count} blocks of {b} ({share:.3g} of the work), {steps} of {m} gradients, scaled",
-    }
+    told = f"{count} blocks of {b} ({share:.3g} of the work), {steps} of {m} gradients, scaled"
+    return {"seconds": spent * m / steps / share, "timed": told}
 
 
 def _recursion(rows: Tensor, m: int) -> float:

@@ -90,8 +90,16 @@ def test_the_loss_is_a_mean_over_samples_and_accuracy_is_the_default_measure():
 
 
 def test_the_environment_has_what_a_report_shows():
-    facts = environment("cpu")
-    assert set(facts) == {"mfac", "torch", "python", "system", "processor", "threads", "memory_gib", "device"}
+    assert set(environment("cpu")) == {
+        "mfac",
+        "torch",
+        "python",
+        "system",
+        "processor",
+        "threads",
+        "memory_gib",
+        "device",
+    }
     assert process_peak_bytes() > 1 << 26
 
 

@@ -94,7 +94,6 @@ def completed(runs: Sequence[Any]) -> list[Record]:
 
 
 def _completed_cell(cell: Record, run: Record) -> Record:
-    """The cell with its final loss and measure, its time, and the losses of its training."""
     if run["kind"] == "prune":
         dense, compact = cell["bytes"]["dense"], cell["bytes"]["compact"]
         more = {"time": cell["seconds"], "compact": compact, "ratio": dense / compact}

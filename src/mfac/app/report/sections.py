@@ -74,7 +74,6 @@ def _shaded(share: float) -> str:
 
 
 def _step_tables(series: Sequence[Series]) -> list[Table]:
-    """Of each method, the steps on the way to its highest sparsity."""
     tables = []
     for one in series:
         steps = max((cell["steps"] for cell in one.cells), key=lambda steps: steps[-1]["sparsity"])
@@ -89,7 +88,6 @@ def _step_tables(series: Sequence[Series]) -> list[Table]:
 
 
 def _tuning(series: Sequence[Series]) -> list[Plot]:
-    """The training losses between the steps of gradual pruning, cell by cell."""
     alone = []
     for one in series:
         for number, cell in enumerate(cell for cell in one.cells if cell["training"]):

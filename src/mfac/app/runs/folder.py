@@ -156,7 +156,6 @@ def _now() -> str:
 
 
 def _facts(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What tells one run from another."""
     found = {"the command": record["kind"]}
     for part, prefix in (("task", "task "), ("model", "model "), ("settings", ""), ("digests", "the content of ")):
         found |= {f"{prefix}{key}": value for key, value in record[part].items() if key not in PATHS}

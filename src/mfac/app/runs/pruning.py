@@ -89,7 +89,6 @@ class PruningSettings:
         return OptimizerSettings("sgd", FINE_TUNING_LR if self.lr is None else self.lr, self.momentum)
 
     def check(self, task: Task, model: nn.Module) -> None:
-        """Raises ValueError for invalid settings."""
         check_settings(self, ("steps", "epochs"), SCHEDULES, method=self.methods, sparsity=self.asked)
         for method in self.methods:
             replace(self.options, method=method)

@@ -120,7 +120,6 @@ def check_settings(
 
 
 def _describe(task: Task, settings: "Settings", command: str, model: nn.Module, device: torch.device) -> Record:
-    """The entries of run.json that identify a run."""
     found = importlib.util.find_spec(task.source) if task.source and not task.source.endswith(".py") else None
     files = {"the task": found.origin if found else task.source, "the checkpoint": settings.checkpoint}
     parameters = list(model.parameters())

@@ -119,7 +119,6 @@ class TrainingSettings:
         return {"optimizers": [o.name for o in self.optimizers], **own, **each}
 
     def check(self, task: Task, model: nn.Module) -> None:
-        """Raises ValueError for invalid settings."""
         names = tuple(optimizer.name for optimizer in self.optimizers)
         check_settings(self, ("epochs", "steps", "eval_every"), SCHEDULES, optimizer=names, seed=self.seeds)
         for optimizer in self.optimizers:
