@@ -38,6 +38,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from peers.cells import peak
 from timing import environment
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
@@ -88,12 +89,7 @@ def lstm() -> Case:
     return Case(Reader(), cross_entropy, (torch.randn(SAMPLES, 28, 28), torch.randint(10, (SAMPLES,))))
 
 
-CASES: dict[str, Callable[[], Case]] = {
-    "mlp": lenet,
-    "bert_tiny": bert_tiny,
-    "resnet20": resnet,
-    "lstm": lstm,
-}
+CASES: dict[str, Callable[[], Case]] = {"mlp": lenet, "bert_tiny": bert_tiny, "resnet20": resnet, "lstm": lstm}
 REPEATS = {"mlp": 32, "lstm": 4}  # of the batches: enough rows for what a call takes besides
 SINGLES = {"mlp": 512, "bert_tiny": 256, "lstm": 512}  # rows, if not 128
 SLOW = ("bert_tiny", "resnet20")  # these are given twice the seconds
@@ -234,12 +230,11 @@ def measure(name: str, budget: float) -> dict[str, Any]:
     budget *= 1 + (name in SLOW)
     batches = [cut(case.batch, i, i + BATCH) for i in range(0, SAMPLES, BATCH)]
     repeated = REPEATS.get(name, 1) * batches
-    found: dict[str, Any] = {
+    return {
         "parameters": dim,
         "batch": measure_batches(case, repeated, dim, budget),
         "per_sample": measure_samples(case, SINGLES.get(name, BATCH), dim, budget),
     }
-    return found
 
 
 def measure_batches(case: Case, batches: list[Any], dim: int, budget: float) -> dict[str, float]:
@@ -247,22 +242,14 @@ def measure_batches(case: Case, batches: list[Any], dim: int, budget: float) -> 
     count = len(batches)
     memory = row_memory(count, dim)
 
-    def bare(some: Iterable[Any]) -> None:
-        plain_loop(case, some, None)
-
-    def plain(some: Iterable[Any]) -> None:
-        plain_loop(case, some, memory)
+    bare, plain = (partial(plain_loop, case, rows=rows) for rows in (None, memory))
 
     def collect(some: Iterable[Any]) -> None:
         collect_gradients(case.model, case.loss_fn, some, count)
 
+    measured = [partial(side_by_side, run, bare, batches) for run in (plain, collect)]
     with memory_touched_before(memory):
-        stored, ours = rounds(
-            budget,
-            memory,
-            lambda: side_by_side(plain, bare, batches),
-            lambda: side_by_side(collect, bare, batches),
-        )
+        stored, ours = rounds(budget, memory, *measured)
     return {
         "plain_rows_per_second": round(1 / median(times.run for times in stored), 1),
         "rows_per_second": round(1 / median(times.run for times in ours), 1),
@@ -277,6 +264,7 @@ def measure_samples(case: Case, count: int, dim: int, budget: float) -> dict[str
     size = min(count, BATCH)
     batches = [cut(case.batch, i, i + size) for i in range(0, count, size)]
     memory, spare = row_memory(count, dim), torch.zeros(size, dim)
+    mapped = partial(plain_vmap, case, rows=spare)
 
     def plain(some: Iterable[Any]) -> None:
         plain_loop(case, samples_of(some), spare)
@@ -285,9 +273,6 @@ def measure_samples(case: Case, count: int, dim: int, budget: float) -> dict[str
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that recurrent layers cannot be mapped
             collect_gradients(case.model, case.loss_fn, some, count, per_sample=True, method=method)
-
-    def mapped(some: Iterable[Any]) -> None:
-        plain_vmap(case, some, spare)
 
     measured = [
         lambda: whole(side_by_side(collect, plain, batches)),
@@ -309,12 +294,10 @@ def measure_samples(case: Case, count: int, dim: int, budget: float) -> dict[str
 
 def keep_memory() -> None:
     """Tells malloc, where it is glibc's, to keep what is freed instead of giving it back to the system."""
-    trim_threshold, top_pad, mmap_threshold = -1, -2, -3
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(mmap_threshold, 32 * 2**20)
-        mallopt(trim_threshold, 2**30)
-        mallopt(top_pad, 64 * 2**20)
+        for option, value in ((-3, 32 * 2**20), (-1, 2**30), (-2, 64 * 2**20)):  # mmap threshold, trim, top padding
+            mallopt(option, value)
 
 
 def measure_memory(per_sample: bool, rows: int = 128) -> dict[str, float]:
@@ -324,20 +307,11 @@ def measure_memory(per_sample: bool, rows: int = 128) -> dict[str, float]:
     batches = [cut(case.batch, i, i + 1) for i in range(rows)]
     plain_loop(case, batches[:2], None)
     collect_gradients(model, cross_entropy, [case.batch], 2, per_sample=True)
-    before = _peak()
+    before = peak()
     grads = collect_gradients(
         model, cross_entropy, [case.batch] if per_sample else batches, rows, per_sample=per_sample
     )
-    return {"rows_mib": round(grads.nbytes / 2**20, 1), "peak_rise_mib": round(_peak() - before, 1)}
-
-
-def _peak() -> float:
-    """MiB; not ru_maxrss, which a process inherits from the one that started it."""
-    return next(int(line.split()[1]) / 1024 for line in _lines("/proc/self/status") if line.startswith("VmHWM"))
-
-
-def _lines(path: str) -> list[str]:
-    return Path(path).read_text().splitlines() if Path(path).exists() else []
+    return {"rows_mib": round(grads.nbytes / 2**20, 1), "peak_rise_mib": round((peak() - before) / 2**20, 1)}
 
 
 def main() -> None:

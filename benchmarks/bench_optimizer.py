@@ -67,8 +67,7 @@ def training_step(make, batches, memory_format):
     def step():
         images, labels = next(source)
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(images), labels)
-        loss.backward(create_graph=curved)
+        F.cross_entropy(model(images), labels).backward(create_graph=curved)
         optimizer.step()
 
     step()

@@ -63,12 +63,10 @@ def needs(cell):
 
 
 def measure(cell, report, folder):
-    m, d = cell["m"], cell["d"]
+    tasks = {"machine": machine, "inverse": inverses, "step": steps, "training": training, "pruning": pruning}
     if cell["task"] == "truth":
         report.ready()
-        matrices.save_truth(folder, m, d)
-        return {}
-    tasks = {"machine": machine, "inverse": inverses, "step": steps, "training": training, "pruning": pruning}
+        return matrices.save_truth(folder, cell["m"], cell["d"]) or {}
     return tasks[cell["task"]].measure(cell, report, folder)
 
 

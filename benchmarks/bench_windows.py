@@ -11,7 +11,9 @@ norms: the time of a step depends on neither. "Not compiled" is what a machine w
 
 import argparse
 import gc
+import sys
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -77,9 +79,7 @@ def best_times(operators, rounds=12):
         for name, (op, gradients) in operators.items():
             g = gradients.next()
             mfac.native.allow("not compiled" not in name)
-            began = clock()
-            op.update_and_apply(g)
-            best[name] = min(best[name], clock() - began)
+            best[name] = min(best[name], timed(op.update_and_apply, g))
     return best
 
 
@@ -97,8 +97,7 @@ def side_by_side(dim, m, names):
 
 def alone(dim, m, name):
     """Where float32 does not fit beside it, or at all."""
-    seconds = best_times({name: filled(STORAGES[name], m, dim)}, 4)[name]
-    return row_of(name, m, dim, seconds, None)
+    return row_of(name, m, dim, best_times({name: filled(STORAGES[name], m, dim)}, 4)[name], None)
 
 
 def passes(name, m, dim, rounds=7):
@@ -126,33 +125,24 @@ def passes(name, m, dim, rounds=7):
     return row
 
 
-def timed(function):
+def timed(function, *arguments):
     began = clock()
-    function()
+    function(*arguments)
     return clock() - began
-
-
-def bert_tiny():
-    """BERT-tiny with random weights: hidden 128, two layers, a vocabulary of 30,522, two classes."""
-    from transformers import BertConfig, BertForSequenceClassification
-
-    config = BertConfig(
-        hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=512, vocab_size=30_522
-    )
-    torch.manual_seed(0)
-    return BertForSequenceClassification(config)
 
 
 def training_step(name, m=M):
     """A whole step of BERT-tiny with a window of m gradients, into an empty one: that it fits and moves."""
-    model = bert_tiny()
+    sys.path.insert(0, str(Path(__file__).parent.parent))  # the folder of experiments
+    from experiments.models.bert import bert_classifier
+
+    torch.manual_seed(0)
+    model = bert_classifier("tiny", 2)
     before = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
     optimizer = mfac.MFAC(model.parameters(), 0.5, m, 0.05, normalize="sum", window=STORAGES[name])
     ids, labels = torch.randint(0, 30_522, (8, 32)), torch.randint(0, 2, (8,))
     nn.functional.cross_entropy(model(ids).logits, labels).backward()
-    began = clock()
-    optimizer.step()
-    elapsed = clock() - began
+    elapsed = timed(optimizer.step)
     moved = torch.nn.utils.parameters_to_vector(model.parameters()).detach() - before
     return {
         "what": "first step of BERT-tiny", "d": len(before), "m": m, "storage": name,

@@ -17,13 +17,10 @@ def size(count):
     return f"{count:.0f} B"
 
 
-def threads(count):
-    return f"{count} thread{'s' * (count != 1)}"
-
-
 def measured_on(record):
     env = record["environment"]
+    threads = f"{env['threads']} thread{'s' * (env['threads'] != 1)}"
     return (
-        f"`{record['command']}`, {env['date']}: {env['processor']}, {threads(env['threads'])}, "
+        f"`{record['command']}`, {env['date']}: {env['processor']}, {threads}, "
         f"{env['memory_gib']} GiB, torch {env['torch']}, Python {env['python']}."
     )

@@ -15,7 +15,7 @@ from itertools import count
 import torch
 
 import mfac
-from timing import save, show
+from timing import save, seconds, show
 
 DAMPING = 1e-3  # where independent rows of norm 1 leave everything in float32
 SIZES = [(10_000, 64), (10_000, 1024), (100_000, 64), (100_000, 512), (270_000, 512), (1_000_000, 64), (1_000_000, 256)]
@@ -57,7 +57,7 @@ def filled(d, m):
     return op, G
 
 
-def step_times(d, m, seconds=1.0):
+def step_times(d, m):
     """The whole of the best step, and its parts."""
     op, G = filled(d, m)
     clock, turn = Clock(), count()
@@ -65,8 +65,7 @@ def step_times(d, m, seconds=1.0):
     public = [name for name in dir(op._inverse) if not name.startswith("_")]
     clock.watch(op._inverse, "algebra", [name for name in public if callable(getattr(op._inverse, name))])
     best = {"whole": math.inf}
-    until = time.perf_counter() + seconds
-    rounds = 0
+    until, rounds = time.perf_counter() + 1.0, 0
     while rounds < 12 or time.perf_counter() < until:
         g = G[next(turn) % m].clone()
         clock.spent.clear()
@@ -83,13 +82,7 @@ def step_times(d, m, seconds=1.0):
 def bare_passes(d, m):
     """What the passes would take alone: G g and c G."""
     G, g, c = torch.ones(m, d), torch.ones(d), torch.ones(m)
-    best = math.inf
-    for _ in range(12):
-        began = time.perf_counter()
-        G @ g
-        c @ G
-        best = min(best, time.perf_counter() - began)
-    return best
+    return seconds(bare=lambda: (G @ g, c @ G))["bare"]
 
 
 def profile(d, m, nothing):
@@ -102,8 +95,7 @@ def profile(d, m, nothing):
 
 
 def main():
-    nothing = step_times(*NOTHING)
-    rows = []
+    nothing, rows = step_times(*NOTHING), []
     for d, m in SIZES:
         rows.append(profile(d, m, nothing))
         shares = {part: value / rows[-1]["whole_s"] for part, value in rows[-1]["parts_s"].items()}

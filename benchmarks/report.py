@@ -24,8 +24,11 @@ def load(name):
 def page_table(name, columns, wanted=lambda row: True):
     """The rows of a record under {head: row -> text}, and the machine."""
     record = load(name)
-    rows = [[show(row) for show in columns.values()] for row in record["rows"] if wanted(row)]
-    return table(list(columns), rows) + "\n\n" + measured_on(record)
+    return columns_of(filter(wanted, record["rows"]), columns) + "\n\n" + measured_on(record)
+
+
+def columns_of(rows, columns):
+    return table(list(columns), [[show(row) for show in columns.values()] for row in rows])
 
 
 def time_of(key):
@@ -111,54 +114,40 @@ def gradients():
     rows = []
     for name in ("mlp", "bert_tiny", "resnet20", "lstm"):
         model, singles = record[name], record[name]["per_sample"]
-        rows.append([name.replace("_", "-"), f"{model['parameters']:,}", "128", *_of_batches(model["batch"])])
+        whole, overhead = model["batch"], "{overhead:.1%} ({plain_overhead:.1%})".format(**model["batch"])
+        rows.append([name.replace("_", "-"), f"{model['parameters']:,}", "128"])
+        rows[-1] += [f"{whole['rows_per_second']}", f"**{whole['speedup']:.2f}**", overhead]
         rows[-1] += [f"{singles['rows_per_second']}", f"**{singles['speedup']:.2f}**", f"{singles['loop_speedup']:.2f}"]
     heads = ["model", "weights", "batch", "rows/s, a batch each", "of the plain loop"]
     heads += ["overhead (the plain loop's)", "rows/s, a sample each", "of the plain loop", "one by one"]
-    memory = record["peak_memory"]
     peak = ", ".join(
         f"{figures['peak_rise_mib']:.0f} MiB for {figures['rows_mib']:.0f} MiB of rows ({mode.replace('_', ' ')})"
-        for mode, figures in memory.items()
+        for mode, figures in record["peak_memory"].items()
     )
     return f"{table(heads, rows)}\n\nPeak memory, in a process of its own: {peak}.\n\n{measured_on(record)}"
 
 
-def _of_batches(figures):
-    overhead = "{overhead:.1%} ({plain_overhead:.1%})".format(**figures)
-    return [f"{figures['rows_per_second']}", f"**{figures['speedup']:.2f}**", overhead]
-
-
 def optimizer():
     record = load("optimizer")
-    rows = [row for row in record["rows"] if row["what"] == "step"]
-    steps = [
-        [
-            f"{row['d']:,}",
-            row["tensors"],
-            row["m"],
-            seconds(row["ours_s"]),
-            seconds(row["two_passes_s"]),
-            f"**{row['of_two_bare_passes']:.2f}**",
-            f"{row['beyond_them_ms']:.2f} ms",
-        ]
-        for row in rows
-    ]
-    heads = ["weights", "tensors", "m", "`step()`", "two bare passes", "ratio", "beyond them"]
-    training = [row for row in record["rows"] if "over_sgd" in row]
-    overhead = [
-        [row["optimizer"], row["format"].replace("_", " "), seconds(row["seconds"]), f"**{row['over_sgd']:.2f}**"]
-        for row in training
-    ]
+    steps = columns_of((row for row in record["rows"] if row["what"] == "step"), {
+        "weights": SIZE["d"],
+        "tensors": lambda row: row["tensors"],
+        "m": SIZE["m"],
+        "`step()`": time_of("ours_s"),
+        "two bare passes": time_of("two_passes_s"),
+        "ratio": bold("of_two_bare_passes", 2),
+        "beyond them": lambda row: f"{row['beyond_them_ms']:.2f} ms",
+    })  # fmt: skip
+    overhead = columns_of((row for row in record["rows"] if "over_sgd" in row), {
+        "ResNet20, batch 128": lambda row: row["optimizer"],
+        "memory format": lambda row: row["format"].replace("_", " "),
+        "a training step": time_of("seconds"),
+        "of SGD's": bold("over_sgd", 2),
+    })  # fmt: skip
     sparse = next(row for row in record["rows"] if "time_of_dense" in row)
-    return "\n\n".join(
-        (
-            table(heads, steps),
-            f"At 90 % sparsity, {sparse['d']:,} weights, m = {sparse['m']}: {sparse['time_of_dense']:.2f} of the time "
-            f"and {sparse['window_of_dense']:.2f} of the window of the dense step.",
-            table(["ResNet20, batch 128", "memory format", "a training step", "of SGD's"], overhead),
-            measured_on(record),
-        )
-    )
+    text = f"At 90 % sparsity, {sparse['d']:,} weights, m = {sparse['m']}: {sparse['time_of_dense']:.2f} of the time "
+    text += f"and {sparse['window_of_dense']:.2f} of the window of the dense step."
+    return "\n\n".join((steps, text, overhead, measured_on(record)))
 
 
 def windows():
@@ -169,9 +158,7 @@ def windows():
         "window": lambda row: f"{row['bytes'] / 1e9:.2f} GB",
         "of float32": lambda row: f"{row['bytes_of_float32']:.3f}",
         "step": time_of("step_s"),
-        "of float32's": lambda row: (
-            bold("time_of_float32", 2)(row) if row["time_of_float32"] else "float32 does not fit"
-        ),
+        "of float32's": lambda r: f"**{r['time_of_float32']:.2f}**" if r["time_of_float32"] else "float32 does not fit",
     }
     return page_table("windows", columns, lambda row: row["what"] == "step")
 
@@ -190,20 +177,16 @@ def files():
 def profile_step():
     record = load("profile_step")
     parts = list(record["rows"][0]["parts_s"])
-    rows = [
-        [
-            f"{row['d']:,}",
-            row["m"],
-            seconds(row["whole_s"]),
-            f"**{row['whole_s'] / row['bare_passes_s']:.2f}**",
-            *(f"{seconds(row['parts_s'][part])} ({row['parts_s'][part] / row['whole_s']:.0%})" for part in parts),
-        ]
-        for row in record["rows"]
-    ]
     _plot_profile(record["rows"], parts)
-    heads = ["d", "m", "step", "of two bare passes", *parts]
-    picture = "![where the time of a step goes](images/profile_step.png)"
-    return f"{picture}\n\n{table(heads, rows)}\n\n{measured_on(record)}"
+    columns = SIZE | {
+        "step": time_of("whole_s"),
+        "of two bare passes": lambda row: f"**{row['whole_s'] / row['bare_passes_s']:.2f}**",
+    }
+    for part in parts:
+        columns[part] = lambda row, part=part: (
+            f"{seconds(row['parts_s'][part])} ({row['parts_s'][part] / row['whole_s']:.0%})"
+        )
+    return "![where the time of a step goes](images/profile_step.png)\n\n" + page_table("profile_step", columns)
 
 
 def _plot_profile(rows, parts):
@@ -246,26 +229,15 @@ def main():
             return peers_page(size)
     IMAGES.mkdir(exist_ok=True)
     text = PAGE.read_text()
-    for name, make in (
-        ("peers", peers),
-        ("profile_step", profile_step),
-        ("windows", windows),
-        ("files", files),
-        ("static", static),
-        ("blocks", blocks),
-        ("dynamic", dynamic),
-        ("scaling", scaling),
-        ("pages", pages),
-        ("gradients", gradients),
-        ("optimizer", optimizer),
-    ):
+    sections = (peers, profile_step, windows, files, static, blocks, dynamic, scaling, pages, gradients, optimizer)
+    for make in sections:
+        name = make.__name__
         marked = re.compile(rf"<!-- {name} -->\n.*?<!-- /{name} -->", re.DOTALL)
         assert marked.search(text), f"{PAGE} has no place for {name}"
         if not (RESULTS / f"{name}.json").exists():
             print(f"{name} has not been measured yet: its place on the page stays as it is")
             continue
-        made = f"<!-- {name} -->\n{make()}\n<!-- /{name} -->"
-        text = text.replace(marked.search(text)[0], made)
+        text = text.replace(marked.search(text)[0], f"<!-- {name} -->\n{make()}\n<!-- /{name} -->")
     PAGE.write_text(text)
     print(f"wrote {PAGE}")
 

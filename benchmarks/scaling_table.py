@@ -11,6 +11,7 @@ in a ring, and a data-parallel step is gathered in float32.
 import argparse
 import json
 import re
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -36,26 +37,21 @@ def seconds_a_number():
 def memory():
     """Bytes a rank, by model, window and storage."""
     rows = []
-    for model, d in MODELS.items():
-        for m in WINDOWS:
-            for ranks in RANKS:
-                held = [size(window_bytes(m, -(-d // ranks), kind)) for kind in STORAGES.values()]
-                rows.append([model, m, ranks, *held])
+    for model, m, ranks in product(MODELS, WINDOWS, RANKS):
+        held = [size(window_bytes(m, -(-MODELS[model] // ranks), kind)) for kind in STORAGES.values()]
+        rows.append([model, m, ranks, *held])
     return table(["model", "m", "ranks", *STORAGES], rows)
 
 
 def arithmetic():
     """Operations, seconds and messages a rank and step."""
     pace, rows = seconds_a_number(), []
-    for model, d in MODELS.items():
-        for m in WINDOWS:
-            for ranks in RANKS:
-                share = -(-d // ranks)
-                ring = 2 * (ranks - 1) / ranks
-                times = [f"{pace[name] * m * share:.3g} s" for name in ("float32", "int8", "top-k 1 %")]
-                sums, gathered = ring * 8 * m, (ranks - 1) / ranks * 4 * d
-                work = f"{4 * m * share / 1e9:.3g} Gflop"
-                rows.append([model, m, ranks, work, *times, size(sums), size(sums + gathered)])
+    for model, m, ranks in product(MODELS, WINDOWS, RANKS):
+        share, others = -(-MODELS[model] // ranks), (ranks - 1) / ranks
+        times = [f"{pace[name] * m * share:.3g} s" for name in ("float32", "int8", "top-k 1 %")]
+        sums, gathered = 2 * others * 8 * m, others * 4 * MODELS[model]
+        work = f"{4 * m * share / 1e9:.3g} Gflop"
+        rows.append([model, m, ranks, work, *times, size(sums), size(sums + gathered)])
     heads = ["model", "m", "ranks", "two passes", "float32", "int8", "top-k 1 %", "sent (FSDP2)", "sent (DDP)"]
     return table(heads, rows)
 

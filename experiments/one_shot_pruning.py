@@ -181,13 +181,9 @@ def _two_four_bert(method: str) -> dict[str, Any]:
     )  # fmt: skip
     seconds = time.process_time() - start
     return {
-        "spearman_dense": dense,
-        "spearman": glue_stsb.correlation(model, dev),
-        "groups": _count_groups(model, result),
-        "sparsity": result.sparsity,
-        "weights": result.num_weights,
-        "seconds": round(seconds, 1),
-    }
+        "spearman_dense": dense, "spearman": glue_stsb.correlation(model, dev), "groups": _count_groups(model, result),
+        "sparsity": result.sparsity, "weights": result.num_weights, "seconds": round(seconds, 1),
+    }  # fmt: skip
 
 
 SMALL: dict[str, Any] = {"batch_size": 16, "num_grads": 64, "recomputations": 8}
@@ -256,11 +252,8 @@ def main() -> None:
     parser.add_argument("--test-images", type=int, default=10_000, help="of updates and methods; 10,000 are all")
     parser.add_argument("--only", help="one row of best, updates or methods, in this process")
     given = parser.parse_args()
-    arguments = {
-        "best": (given.only,),
-        "updates": (given.num_grads, given.test_images, given.only),
-        "methods": (given.only, given.test_images),
-    }
+    arguments = {"best": (given.only,), "updates": (given.num_grads, given.test_images, given.only),
+                 "methods": (given.only, given.test_images)}  # fmt: skip
     globals()[given.recipe](*arguments.get(given.recipe, ()))
 
 

@@ -119,9 +119,8 @@ def compare(name: str) -> None:
             ledger.cell(f"search, {label}, {setting}", search)
         best = min(settings, key=lambda setting: last_loss(ledger.cells[f"search, {label}, {setting}"]))
         for seed in range(1, task.seeds + 1):
-            run = ledger.cell(
-                f"run, {label}, {best}, seed {seed}", partial(train, task, settings[best], task.steps, seed)
-            )
+            key = f"run, {label}, {best}, seed {seed}"
+            run = ledger.cell(key, partial(train, task, settings[best], task.steps, seed))
             print(f"{label}: {best}, loss {last_loss(run):.4f}, {run['tests'][-1:]}, {run['seconds'][-1]:.0f} s")
 
 
@@ -139,9 +138,8 @@ def windows() -> None:
 
 def accuracies(run: dict[str, Any]) -> drawing.Curve:
     """(steps, accuracies) of a run's tests; older results have pairs in place of dictionaries."""
-    return drawing.curve(
-        (test["step"], test["accuracy"]) if isinstance(test, dict) else tuple(test) for test in run["tests"]
-    )
+    pairs = ((t["step"], t["accuracy"]) if isinstance(t, dict) else tuple(t) for t in run["tests"])
+    return drawing.curve(pairs)
 
 
 def mean(columns: list[list[float]]) -> list[float]:
@@ -175,8 +173,10 @@ def plot_task(name: str) -> None:
     drawing.save(figure, IMAGES / f"optimizers_{name}.png")
 
 
-def plot_windows() -> None:
-    """The last loss against m, with one learning rate and one damping."""
+def plot() -> None:
+    """Every task; and the last loss against m, with one learning rate and one damping."""
+    for name in TASKS:
+        plot_task(name)
     cells = Ledger("optimizers_windows", "").cells
     points: dict[str, list[tuple[int, float]]] = {"full": [], "sum": []}
     for key, run in cells.items():
@@ -192,12 +192,6 @@ def plot_windows() -> None:
     axis.set_xticks(ticks, map(str, ticks))
     axis.legend()
     drawing.save(figure, IMAGES / "optimizers_windows.png")
-
-
-def plot() -> None:
-    for name in TASKS:
-        plot_task(name)
-    plot_windows()
 
 
 def main() -> None:

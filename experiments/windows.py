@@ -71,10 +71,6 @@ BERT_STORAGES = {"bert_tiny": ("top-k 1 %", "int8"), "bert_short": ("top-k 1 %",
 RIVALS = {"bert_short": {"Adam": (3e-4, 1e-3), "SGD": (0.01, 0.03, 0.1), "M-FAC": (0.003, 0.03)}}
 
 
-def optimizer_of(name: str, params: Iterable[Tensor], window: Window) -> mfac.MFAC:
-    return mfac.MFAC(params, **SETTINGS[name], normalize="sum", window=window)
-
-
 def cosine(a: Tensor, b: Tensor) -> float:
     return round(float(F.cosine_similarity(a, b, dim=0)), 5)
 
@@ -137,7 +133,7 @@ def measure(name: str, seeds: Sequence[int]) -> None:
         ledger.cell(f"steps, seed {SEEDS[0]}", partial(follow, name, task, steps, SEEDS[0]))
     for seed in seeds:
         for key in STORAGES if name == "digits" else CHOSEN:
-            make = partial(optimizer_of, name, window=STORAGES[key])
+            make = partial(mfac.MFAC, **SETTINGS[name], normalize="sum", window=STORAGES[key])
             ledger.cell(f"run, {key}, seed {seed}", partial(train, task, make, steps, seed))
 
 
@@ -149,12 +145,9 @@ def measure_sentences(seeds: Sequence[int]) -> None:
 
 
 def measure_bert_tiny(name: str) -> None:
-    """The smaller storage first, so that its peak memory is measured."""
+    """The smaller storage first, so that its peak memory is measured; then the rivals."""
     for key in BERT_STORAGES[name]:
         tune(name, key, SEEDS[0], untrained_bert, BERTS[name])
-
-
-def measure_rivals(name: str) -> None:
     settings = replace(BERTS[name], storage=torch.float32)
     for optimizer, rates in RIVALS.get(name, {}).items():
         for rate in rates:
@@ -192,10 +185,8 @@ def table() -> None:
             runs = [run for title, run in cells.items() if title.startswith(f"run, {key}, seed")]
             if runs:
                 losses, percents = [last_loss(run) for run in runs], [accuracies(run)[1][-1] for run in runs]
-                told = (
-                    f"{mean(losses):.4f} ± {deviation(losses):.4f}, {mean(percents):.2f} ± {deviation(percents):.2f} %"
-                )
-                print(f"{name}, {key}, {len(runs)} seeds: {told}")
+                told = f"{mean(losses):.4f} ± {deviation(losses):.4f}, {mean(percents):.2f} ± {deviation(percents):.2f}"
+                print(f"{name}, {key}, {len(runs)} seeds: {told} %")
         for title, run in cells.items():
             if title.startswith("rival"):
                 print(f"{name}, {title}: {last_loss(run):.4f}, {accuracies(run)[1][-1]:.2f} %")
@@ -214,7 +205,6 @@ def main() -> None:
         measure_sentences(arguments.seeds)
     elif arguments.task in BERTS:
         measure_bert_tiny(arguments.task)
-        measure_rivals(arguments.task)
     elif arguments.task != "table":
         measure(arguments.task, arguments.seeds)
     table()

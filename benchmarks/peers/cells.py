@@ -64,15 +64,12 @@ def run_cell(
     """The cell's figures, or why there are none; nothing that does not fit is ever begun."""
     needed = needs(cell)
     if needed > limits.bytes:
-        return {"outcome": "does not fit", "bytes_needed": needed, "why": f"does not fit: {_size(needed)}"}
+        size = f"{needed / 1e9:,.0f} GB" if needed < 1e12 else f"{needed / 1e12:,.0f} TB"
+        return {"outcome": "does not fit", "bytes_needed": needed, "why": f"does not fit: {size}"}
     slower = _slow_already(cell, before)
     if slower is not None:
         return {"outcome": "too slow", "why": f"too slow already at d = {slower['d']:,}, m = {slower['m']}"}
     return _in_process(cell, measure, limits)
-
-
-def _size(needed: int) -> str:
-    return f"{needed / 1e9:,.0f} GB" if needed < 1e12 else f"{needed / 1e12:,.0f} TB"
 
 
 def _slow_already(cell: Cell, before: list[tuple[Cell, Result]]) -> Cell | None:
@@ -154,25 +151,21 @@ def _warm_up() -> None:
         torch.linalg.eigh(torch.linalg.cholesky(B @ B.T + torch.eye(64, dtype=dtype)))
 
 
-def resident() -> int:
+def resident(field: str = "VmRSS") -> int:
     """Bytes of memory that this process has now."""
-    return _status("VmRSS")
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
 def peak() -> int:
     """The most that it had since `forget_peak`."""
-    return _status("VmHWM")
+    return resident("VmHWM")
 
 
 def forget_peak() -> None:
     """From here on; what was freed on the way is given back to the system first."""
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
-
-
-def _status(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
 def best_of(action: Callable[[], object], seconds: float | None = None, rounds: int = 3) -> float:

@@ -55,24 +55,22 @@ def sampled_columns(d):
     return torch.randperm(d, generator=torch.Generator().manual_seed(2))[:SAMPLED]
 
 
+def tiles64(G):
+    """G in float64, some columns at a time."""
+    return (tile.double() for tile in G.split(max(1, TILE // len(G)), dim=-1))
+
+
 def gram64(G):
-    K = torch.zeros(len(G), len(G), dtype=torch.float64)
-    step = max(1, TILE // len(G))
-    for start in range(0, G.shape[1], step):
-        tile = G[:, start : start + step].double()
-        K.addmm_(tile, tile.T)
-    return K
+    return sum(tile @ tile.T for tile in tiles64(G))
 
 
 def combine64(G, a):
-    """Gᵀ a in float64, a tile of columns at a time."""
-    step = max(1, TILE // len(G))
-    return torch.cat([a @ G[:, k : k + step].double() for k in range(0, G.shape[1], step)])
+    return torch.cat([a @ tile for tile in tiles64(G)])
 
 
 def project64(G, x):
-    step = max(1, TILE // len(G))
-    return sum(G[:, k : k + step].double() @ x[k : k + step].double() for k in range(0, G.shape[1], step))
+    parts = x.double().split(max(1, TILE // len(G)))
+    return sum(tile @ part for tile, part in zip(tiles64(G), parts, strict=True))
 
 
 def truth(m, d):

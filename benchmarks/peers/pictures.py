@@ -25,10 +25,10 @@ STYLES = {  # colour, marker
     "WoodFisher": ("#3066be", "X"),
     "dense inverse": ("#8d6e63", "*"),
     "SGD": ("#888888", "."),
-    "mfac, m = 16": ("#c9e4a5", "o"),
-    "mfac, m = 64": ("#8fce6f", "o"),
-    "mfac, m = 256": ("#4cc38a", "o"),
-    "mfac, m = 1024": ("#0b6e4f", "o"),
+    **{
+        f"mfac, m = {m}": (f"#{hue}", "o")
+        for m, hue in {16: "c9e4a5", 64: "8fce6f", 256: "4cc38a", 1024: "0b6e4f"}.items()
+    },
     "mfac, m = 1024, top-k 1 %": ("#0b6e4f", "^"),
     "AdaHessian": ("#d1495b", "s"),
     "Shampoo": ("#3066be", "X"),
@@ -93,16 +93,11 @@ def _sweep(rows, task, methods, parts, limit, title):
 def _lines(axes, cells, methods, parts, fixed, varied, value):
     for method in methods:
         colour, marker = STYLES[method]
-        points = [
-            (row[varied], time_of(row, parts)) for row in cells if row["method"] == method and row[fixed] == value
-        ]
-        points = sorted(point for point in points if point[1] is not None)
+        own = [row for row in cells if row["method"] == method and row[fixed] == value]
+        points = sorted((row[varied], time_of(row, parts)) for row in own if time_of(row, parts) is not None)
         if points:
-            own = method.startswith("mfac")
-            axes.loglog(
-                *zip(*points, strict=True), marker=marker, color=colour, linewidth=2.2 if own else 1.3, markersize=5
-            )
-    axes.grid(True, which="major", linewidth=0.3)
+            width = 2.2 if method.startswith("mfac") else 1.3
+            axes.loglog(*zip(*points, strict=True), marker=marker, color=colour, linewidth=width, markersize=5)
 
 
 def _crosses(grid, cells, methods, panels, parts):
@@ -128,6 +123,7 @@ def _mark_sizes(axes, sizes):
     names = [f"$10^{len(str(k)) - 1}$" if str(k).strip("0") == "1" else f"{k:,}" for k in sizes]
     axes.set_xticks(sizes, names, fontsize=9)
     axes.set_xticks([], minor=True)
+    axes.grid(True, which="major", linewidth=0.3)
 
 
 def _limit_handle(label="the machine's limit"):
@@ -178,32 +174,24 @@ def _peaks(axes, cells, varied):
             if row["outcome"] == "does not fit":
                 axes.loglog(row[varied], row["bytes_needed"], marker=marker, color=colour, markerfacecolor="white")
     _mark_sizes(axes, sorted({row[varied] for row in cells}))
-    axes.grid(True, which="major", linewidth=0.3)
 
 
 def _errors(rows):
     """Of everybody against m, all d: what they differ from float64."""
     figure, grid = plt.subplots(1, 3, figsize=(12, 4.6), sharey=True, layout="constrained")
     shown = {}
-    for axes, (task, part, title) in zip(
-        grid,
-        (("inverse", "product", "F⁻¹x"), ("inverse", "diagonal", "diagonal"), ("step", "step", "step F⁻¹g")),
-        strict=True,
-    ):
-        for row in chosen(rows, task):
-            value = row.get(f"{part}_error")
-            if value:
-                colour, marker = STYLES[row["method"]]
-                # A little beside one another: methods at the same m would cover one another.
-                offset = 1.07 ** (list(STYLES).index(row["method"]) % 7 - 3)
-                axes.loglog(
-                    row["m"] * offset, value, marker=marker, color=colour, linestyle="", markersize=6, alpha=0.8
-                )
-                shown[row["method"]] = None
+    parts = (("inverse", "product", "F⁻¹x"), ("inverse", "diagonal", "diagonal"), ("step", "step", "step F⁻¹g"))
+    for axes, (task, part, title) in zip(grid, parts, strict=True):
+        for row in (row for row in chosen(rows, task) if row.get(f"{part}_error")):
+            colour, marker = STYLES[row["method"]]
+            # A little beside one another: methods at the same m would cover one another.
+            m = row["m"] * 1.07 ** (list(STYLES).index(row["method"]) % 7 - 3)
+            look = {"marker": marker, "color": colour, "markersize": 6, "alpha": 0.8}
+            axes.loglog(m, row[f"{part}_error"], linestyle="", **look)
+            shown[row["method"]] = None
         _mark_sizes(axes, sorted({row["m"] for row in chosen(rows, task)}))
         axes.axhline(1e-4, color="black", linestyle="--", linewidth=1)
         axes.set(title=title, xlabel="gradients m")
-        axes.grid(True, which="major", linewidth=0.3)
     grid[0].set_ylabel("relative error against float64")
     _legend(figure, list(shown), [_limit_handle("what mfac promises: 1e-4")])
     return figure
@@ -215,9 +203,8 @@ def _training(rows):
     present = [name for name in training.CONTENDERS if any(row["method"] == name for row in cells)]
     for method in present:
         colour, marker = STYLES[method]
-        some = sorted(
-            (row for row in cells if row["method"] == method and row["outcome"] == "measured"), key=lambda row: row["d"]
-        )
+        some = [row for row in chosen(rows, "training", method) if row["outcome"] == "measured"]
+        some.sort(key=lambda row: row["d"])
         d = [row["d"] for row in some]
         dash = ":" if "top-k" in method else "-"
         times.loglog(d, [row["training_step_s"] for row in some], dash, marker=marker, color=colour)
@@ -227,7 +214,6 @@ def _training(rows):
     memory.axhline(limits_of(rows)["memory_bytes"], linestyle="--", color="black", linewidth=1)
     for axes in (times, memory):
         _mark_sizes(axes, sorted({row["d"] for row in cells}))
-        axes.grid(True, which="major", linewidth=0.3)
     _legend(figure, present, [_limit_handle("memory that was free")])
     return figure
 

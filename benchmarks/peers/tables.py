@@ -39,14 +39,8 @@ def timetable(rows, task, methods, parts, limit):
             for row, value in zip(cells, times, strict=True)
         ]
         lines.append([f"{d:,}", m, seconds(limit(m, d)), *shown])
-    lines.append(
-        [
-            "*grows as*",
-            "",
-            _power(1, 1 if task == "step" else 2),
-            *(_grown(rows, task, name, parts) for name in methods),
-        ]
-    )
+    grown = (_grown(rows, task, name, parts) for name in methods)
+    lines.append(["*grows as*", "", _power(1, 1 if task == "step" else 2), *grown])
     return table(["d", "m", "limit", *methods], lines)
 
 

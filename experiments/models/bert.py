@@ -1,7 +1,6 @@
 """BERT-tiny and BERT-mini (Turc et al., 2019): from a folder with their checkpoint, or built from their sizes."""
 
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -11,19 +10,12 @@ SIZES: dict[str, dict[str, int]] = {
 }
 
 
-def bert_config(name: str, labels: int = 2) -> Any:
-    """Of "tiny" or "mini", with the vocabulary of uncased BERT."""
-    from transformers import BertConfig
-
-    return BertConfig(**SIZES[name], num_labels=labels)
-
-
 def bert_classifier(name: str, labels: int, checkpoint: Path | None = None) -> nn.Module:
     """A classifier of sentences and pairs; without a checkpoint (a Hugging Face folder) it is not pretrained."""
-    from transformers import BertForSequenceClassification
+    from transformers import BertConfig, BertForSequenceClassification
 
-    if checkpoint is None:
-        return BertForSequenceClassification(bert_config(name, labels))
+    if checkpoint is None:  # the vocabulary is that of uncased BERT
+        return BertForSequenceClassification(BertConfig(**SIZES[name], num_labels=labels))
     if not (checkpoint / "config.json").exists():
         layers, heads = SIZES[name]["num_hidden_layers"], SIZES[name]["num_attention_heads"]
         raise FileNotFoundError(

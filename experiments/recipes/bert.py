@@ -16,7 +16,7 @@ of 1,024 gradients, or as many as there are steps: BERT-tiny and -mini from --ch
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +72,8 @@ def run(request: Request) -> None:
         for task in settings.tasks:
             if request.wants(f"{network}, {task}"):
                 torch.manual_seed(0)  # of the classifier, which is random
-                results.cell(
-                    f"before, {network}, {task}", lambda m=make_model, t=task: measured(m(t).eval(), t, settings)
-                )
+                key = f"before, {network}, {task}"
+                results.cell(key, lambda m=make_model, t=task: measured(m(t).eval(), t, settings))
             for optimizer in RATES:
                 if request.wants(f"{network}, {task}, {optimizer}"):
                     compete(results, network, task, optimizer, make_model, settings)
@@ -85,10 +84,8 @@ def networks(request: Request) -> dict[str, Maker]:
     if request.size != "full" or request.checkpoint is None:
         return {"MiniLM-L3": lambda task: minilm_sentences(num_outputs(task), COLUMNS[task].second is not None)}
     folder = request.checkpoint
-    return {
-        f"BERT-{name}": lambda task, name=name: bert_classifier(name, num_outputs(task), folder / name)
-        for name in BERTS
-    }
+    make = lambda name, task: bert_classifier(name, num_outputs(task), folder / name)  # noqa: E731
+    return {f"BERT-{name}": partial(make, name) for name in BERTS}
 
 
 def num_outputs(task: str) -> int:
@@ -96,9 +93,8 @@ def num_outputs(task: str) -> int:
     return len(COLUMNS[task].classes) or 1
 
 
-def compete(
-    results: Results, network: str, task: str, optimizer: str, make_model: Maker, settings: Settings
-) -> None:  # fmt: skip
+def compete(results: Results, network: str, task: str, optimizer: str, make_model: Maker,
+            settings: Settings) -> None:  # fmt: skip
     """The search with seed 0, then all seeds with the learning rate of the lowest training loss."""
     row, rates = f"{network}, {task}, {optimizer}", RATES[optimizer][: settings.rates]
     for lr in rates:
@@ -112,10 +108,8 @@ def compete(
         results.cell(key, lambda a=arguments: tuned(*a))
 
 
-def tuned(
-    key: str, lr: float, optimizer: str, task: str, seed: int, make_model: Maker, settings: Settings,
-    steps: int | None,
-) -> dict[str, Any]:  # fmt: skip
+def tuned(key: str, lr: float, optimizer: str, task: str, seed: int, make_model: Maker, settings: Settings,
+          steps: int | None) -> dict[str, Any]:  # fmt: skip
     torch.manual_seed(seed)
     model = make_model(task)
     batches = SentenceBatches(
@@ -171,21 +165,15 @@ def table(cells: dict[str, Any]) -> dict[str, dict[str, tuple[float, float, int]
             for measure, value in cell["tests"][-1].items():
                 if measure != "step":
                     found.setdefault(f"{network}, {task}", {}).setdefault(f"{optimizer}, {measure}", []).append(value)
-    return {
-        row: {
-            name: (statistics.mean(v), statistics.stdev(v) if len(v) > 1 else 0.0, len(v)) for name, v in part.items()
-        }
-        for row, part in found.items()
-    }
+    told = lambda v: (statistics.mean(v), statistics.stdev(v) if len(v) > 1 else 0.0, len(v))  # noqa: E731
+    return {row: {name: told(values) for name, values in part.items()} for row, part in found.items()}
 
 
 def plot(request: Request) -> Path:
     results = Results("bert", request)
     figures = table(results.cells)
     for row, part in figures.items():
-        print(
-            f"{row}:", *(f"{name} {mean:.2f} ± {deviation:.2f} ({n})," for name, (mean, deviation, n) in part.items())
-        )
+        print(f"{row}:", *(f"{name} {mean:.2f} ± {std:.2f} ({n})," for name, (mean, std, n) in part.items()))
     groups = {
         row.replace(", ", "\n"): {name.split(",")[0]: mean for name, (mean, _, _) in part.items()
                                   if name.endswith(("accuracy", "pearson"))}

@@ -13,6 +13,7 @@ nf_resnet50.pt (state dicts).
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "mfac, obs": {"update": "obs"},
     "mfac, no update": {"update": "none"},
 }
-NETWORKS: dict[str, Callable[[], nn.Module]] = {"ResNet20": lambda: ResNet(20), "NF-ResNet20": nf_resnet}
+NETWORKS: dict[str, Callable[[int], nn.Module]] = {"ResNet20": ResNet, "NF-ResNet20": nf_resnet}
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,13 @@ class Settings:
     steps: int = 600
     batch_size: int = 128
     test_images: int = 5000
+    depth: int = 20
 
 
 SIZES = {
     "full": Settings((0.1, 0.2, 0.3, 0.4, 0.5, 0.6), (("num_grads", 1000), ("block_size", 10_000))),
     "small": Settings((0.3, 0.5, 0.6, 0.7, 0.8), (("num_grads", 64), ("block_size", 128))),
-    "smoke": Settings((0.5,), (("num_grads", 2), ("block_size", 8)), steps=2, batch_size=8, test_images=100),
+    "smoke": Settings((0.5,), (("num_grads", 2), ("block_size", 8)), steps=2, batch_size=8, test_images=50, depth=8),
 }
 
 
@@ -100,17 +102,17 @@ def tasks(request: Request, settings: Settings) -> Iterator[tuple[str, ImageTask
         yield (
             name,
             ImageTask(
-                lambda a=(name, build): trained(*a, request, settings),
+                partial(trained, name, build, request, settings),
                 lambda size, seed: data.cifar_batches(size, data.CIFAR10, seed, augment=False),
                 test,
             ),
         )
 
 
-def trained(name: str, build: Callable[[], nn.Module], request: Request, settings: Settings) -> nn.Module:
+def trained(name: str, build: Callable[[int], nn.Module], request: Request, settings: Settings) -> nn.Module:
     """A network after a short training; its file is kept."""
     torch.manual_seed(1)
-    model = build().to(memory_format=torch.channels_last)
+    model = build(settings.depth).to(memory_format=torch.channels_last)
     path = (request.folder if request.size == "smoke" else RUNS) / f"normalizer_free_{name}_{settings.steps}_clipped.pt"
     if path.exists():
         model.load_state_dict(torch.load(path, weights_only=True))

@@ -59,7 +59,7 @@ class Settings:
 SIZES = {
     "full": Settings(slice_bytes=2 * 2**30, woodfisher_seconds=600.0),
     "small": Settings(),
-    "smoke": Settings(slice_bytes=2**20, woodfisher_seconds=0.05, limit=3000, rows=12),
+    "smoke": Settings(slice_bytes=2**20, woodfisher_seconds=0.05, limit=600, rows=12),
 }
 
 
@@ -93,7 +93,7 @@ def with_random_gradients(model: str, block: int | None, m: int, settings: Setti
 def with_real_gradients(_: str, block: int | None, m: int, settings: Settings) -> dict[str, Any]:
     """ResNet20 with gradients of 16 training images each; no block straddles two tensors."""
     model = mfac_resnet20() if settings.limit is None else untrained_resnet8()
-    m = min(m, settings.rows or m)
+    m, block = min(m, settings.rows or m), None if block is None else min(block, settings.limit or block)
     batches = data.cifar_batches(16, data.HALVES, seed=0, augment=False)
     pruned = {n: p for n, p in model.named_parameters() if p.ndim > 1}
     began = time.process_time()
@@ -183,10 +183,8 @@ def woodfisher_seconds(
     steps = int(min(m, max(few, settings.woodfisher_seconds / max(trial, 1e-9))))
     spent = _recursion(rows[:, :steps], m)
     share = count * b**2 / sum(number * length**2 for length, number in lengths.items())
-    return {
-        "seconds": spent * m / steps / share,
-        "timed": f"{count} blocks of {b} ({share:.3g} of the work), {steps} of {m} gradients, scaled",
-    }
+    told = f"{count} blocks of {b} ({share:.3g} of the work), {steps} of {m} gradients, scaled"
+    return {"seconds": spent * m / steps / share, "timed": told}
 
 
 def _recursion(rows: Tensor, m: int) -> float:
@@ -205,12 +203,10 @@ def plot(request: Request) -> Path:
     for key, cell in results.cells.items():
         group = {"M-FAC": cell["M-FAC"]["seconds"] / 60}
         if cell["WoodFisher"] is not None:
-            group["WoodFisher, OOM" if cell["OOM at 512 GB"]["WoodFisher"] else "WoodFisher"] = (
-                cell["WoodFisher"]["seconds"] / 60
-            )
-        for who, minutes in cell.get("paper_minutes", {}).items():
-            if minutes is not None:
-                group[f"{who}, the paper's"] = minutes
+            oom = ", OOM" if cell["OOM at 512 GB"]["WoodFisher"] else ""
+            group[f"WoodFisher{oom}"] = cell["WoodFisher"]["seconds"] / 60
+        told = cell.get("paper_minutes", {})
+        group |= {f"{who}, the paper's": minutes for who, minutes in told.items() if minutes is not None}
         groups[key.replace(", ", "\n")] = group
     y, title = "minutes of one core (the paper's: on a GPU)", "A pruning step: the inverse, its diagonal and a product"
     return drawing.bars(results.picture, groups, y=y, title=title, yscale="log")

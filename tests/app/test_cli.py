@@ -34,9 +34,7 @@ def test_help_names_every_command_and_its_options():
     text = mfac("--help").stdout
     assert all(name in text for name in (*COMMANDS, "mfac prune digits --sparsity 0.9"))
     for command in COMMANDS:
-        text = mfac(command, "--help").stdout
-        assert "--debug" in text
-        assert f"Usage: mfac {command}" in text
+        assert "--debug" in mfac(command, "--help").stdout
     text = mfac("prune", "--help").stdout
     for part in ("What is pruned", "How it is chosen", "Gradual pruning", "The run", "Examples:", "One gradient per"):
         assert part in text
@@ -68,10 +66,7 @@ def test_completion_knows_tasks_and_choices():
     # Not by --show-completion, which guesses the shell from the parent processes.
     result = CliRunner().invoke(app, [], prog_name="mfac", env={"_MFAC_COMPLETE": "source_bash"})
     assert "complete -o default -F _mfac_completion mfac" in result.stdout
-    for line, place, expected in (
-        ("mfac prune dig", "2", "digits"),
-        ("mfac prune digits --method mag", "4", "magnitude"),
-    ):
+    for line, place, expected in (("mfac prune dig", "2", "digits"), ("mfac prune x --method mag", "4", "magnitude")):
         words = {"_MFAC_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": place}
         assert CliRunner().invoke(app, [], prog_name="mfac", env=words).stdout.split() == [expected]
 
@@ -94,7 +89,6 @@ def test_init_writes_a_task_that_can_be_planned(tmp_path):
     assert again.exit_code == 1
     assert again.stderr == "mfac: task.py exists already; choose another name, or overwrite it with --force\n"
     assert mfac("init", "--force").exit_code == 0
-    assert "end in .py" in mfac("init", "task.txt").stderr
 
 
 def test_plan_of_training_as_json(tmp_path):

@@ -8,21 +8,7 @@ from dataclasses import replace
 import pytest
 import run_cases
 import torch
-from run_cases import (
-    GRADUAL,
-    KINDS,
-    ONE_SHOT,
-    TRAINING,
-    StopAfter,
-    data,
-    loss,
-    network,
-    run,
-    small_task,
-    tensor_bytes,
-    with_options,
-    without_times,
-)  # fmt: skip
+from run_cases import GRADUAL, ONE_SHOT, TRAINING, StopAfter, data, loss, network, run, small_task, tensor_bytes
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -31,7 +17,7 @@ from mfac.app.runs.task_batches import TaskBatches
 from mfac.app.tasks import load_task
 from mfac.gradients.model_state import seeded
 
-CPU = torch.device("cpu")
+CPU, with_options, without_times = torch.device("cpu"), run_cases.with_options, run_cases.without_times
 SETTINGS = {
     "several": replace(with_options(ONE_SHOT, (0.5, 0.8), recomputations=2), methods=("mfac", "magnitude")),
     "2:4": with_options(ONE_SHOT, (), pattern="2:4"),
@@ -59,7 +45,7 @@ def test_interrupted_twice_it_ends_with_the_same_bits(tmp_path, name):
 
 def test_killed_they_end_with_the_same_bits(tmp_path):
     subprocess.run([sys.executable, run_cases.__file__, tmp_path / "killed"], check=True)
-    for kind, (settings, _) in KINDS.items():
+    for kind, (settings, _) in run_cases.KINDS.items():
         watcher = StopAfter()
         run(tmp_path / "killed" / kind, settings, watcher=watcher)
         assert any("resuming after" in line for line in watcher.lines)

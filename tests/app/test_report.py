@@ -4,7 +4,7 @@ import copy
 import re
 import sys
 from importlib.resources import files
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -39,17 +39,11 @@ def test_the_same_runs_give_the_same_page_and_stay_as_they_are():
 
 
 SPARSITY = "sparsity (% of weights removed)"
+TRACES = {"eval-measure-0": "accuracy (%)", "eval-loss": "loss", "training-loss": "training loss"}
+BY = {"step": "step", "second": "time (s)"}
 AXES = {
     "pruning": {"prune-measure-0": (SPARSITY, "accuracy (%)"), "prune-loss": (SPARSITY, "loss")},
-    "training": {
-        f"{ident}-{kind}": (axis, name)
-        for ident, name in (
-            ("eval-measure-0", "accuracy (%)"),
-            ("eval-loss", "loss"),
-            ("training-loss", "training loss"),
-        )
-        for kind, axis in (("step", "step"), ("second", "time (s)"))
-    },
+    "training": {f"{ident}-{kind}": (axis, name) for ident, name in TRACES.items() for kind, axis in BY.items()},
 }
 
 
@@ -150,13 +144,7 @@ def test_text_of_the_user_is_text_and_nothing_else():
     assert found.find("h1")[0]["text"] == found.find("title")[0]["text"] == cases.NASTY
     assert found.find("b") == found.find("script") == []
     texts = {text for row in found.rows() for text in row}
-    assert {
-        cases.NASTY,
-        f"mfac prune {cases.NASTY}",
-        f"mfac{cases.NASTY}",
-        f"key {cases.NASTY}",
-        f"score {cases.NASTY}",
-    } <= texts
+    assert {f"{before}{cases.NASTY}" for before in ("", "mfac prune ", "mfac", "key ", "score ")} <= texts
 
 
 def test_runs_that_are_unfinished_empty_or_have_gaps():
@@ -200,12 +188,8 @@ def test_colours_have_contrast_in_light_and_dark():
     style = (files("mfac.app.report") / "style.css").read_text(encoding="utf-8")
     for block in re.findall(r":root \{(.*?)\}", style, re.S)[:2]:
         theme = {name: luminance(colour) for name, colour in re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block)}
-        pairs = [
-            (name, ground)
-            for name in ("ink", "soft", "link", *map("c{}".format, range(8)))
-            for ground in ("page", "surface")
-        ]
-        for name, ground in [*pairs, ("warn", "warn-page")]:
+        names = ("ink", "soft", "link", *map("c{}".format, range(8)))
+        for name, ground in [*product(names, ("page", "surface")), ("warn", "warn-page")]:
             low, high = sorted((theme[name], theme[ground]))
             assert high / low >= 4.5, (name, ground)
 

@@ -10,9 +10,8 @@ from run_cases import TRAINING, StopAfter, data, loss, network, run, small_task,
 from torch import nn
 from torch.utils.data import DataLoader
 
-from mfac import MFAC
-from mfac.app.runs.optimizers import DEFAULTS, OptimizerSettings, make_optimizer
 from mfac.app.runs.task_batches import TaskBatches, epochs
+from mfac.app.runs.training import DEFAULTS, OptimizerSettings, make_optimizer
 
 CPU = torch.device("cpu")
 
@@ -34,9 +33,8 @@ def test_interrupted_twice_it_ends_with_the_same_bits(tmp_path, name):
 
 def test_cells_are_complete_and_begin_with_the_same_weights_and_batches(tmp_path):
     record = run(tmp_path, replace(TRAINING, seeds=(0, 1)))
-    assert [(cell["optimizer"], cell["seed"]) for cell in record["cells"]] == [
-        ("mfac", 0), ("adam", 0), ("mfac", 1), ("adam", 1)
-    ]  # fmt: skip
+    cells = [(cell["optimizer"], cell["seed"]) for cell in record["cells"]]
+    assert cells == [("mfac", 0), ("adam", 0), ("mfac", 1), ("adam", 1)]
     first = [cell["losses"][0] for cell in record["cells"]]
     assert first[0] == first[1] != first[2] == first[3]
     for cell in record["cells"]:
@@ -130,8 +128,6 @@ def test_batches_without_a_length_are_counted():
 def test_settings_reach_the_optimizers():
     model, task = network(), small_task()
     ours = make_optimizer(OptimizerSettings("mfac", lr=0.3, num_grads=7, damping=0.2, weight_decay=0.1), task, model)
-    assert isinstance(ours, MFAC)
     assert (ours.damping, ours.param_groups[0]["weight_decay"]) == (0.2, 0.1)
-    assert make_optimizer(OptimizerSettings("adamw"), task, model).param_groups[0]["weight_decay"] == 0.01
     model[0].weight.requires_grad_(False)
     assert len(make_optimizer(OptimizerSettings("sgd"), task, model).param_groups[0]["params"]) == 5

@@ -10,7 +10,7 @@ import torch
 from rank_pool import RankPool
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = ["--epochs", "2", "--num-grads", "16", "--folder"]
+OPTIONS = ["--epochs", "2", "--num-grads", "4", "--folder"]
 
 
 def python(*command):

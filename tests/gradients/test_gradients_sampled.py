@@ -164,7 +164,7 @@ def test_inputs_as_arguments():
 def test_ready_losses_refuse_other_batches():
     with pytest.raises(ValueError, match=r"criterion_loss needs batches \(inputs, targets\), this one is a tuple of 3"):
         criterion_loss(nn.MSELoss())(nn.Identity(), (1, 2, 3))
-    message = r"a model whose output has .loss; are the labels in the batch\? .*\(inputs, targets\) use criterion_loss"
+    message = r"a model whose output has .loss; are the labels in the batch\? Or use criterion_loss"
     with pytest.raises(ValueError, match=message):
         model_loss(nn.Identity(), torch.zeros(2))
 
@@ -177,13 +177,11 @@ def test_model_loss_says_what_to_do_with_pairs(per_sample, fisher):
         collect_gradients(case.model, model_loss, [case.batch], 1, per_sample=per_sample, fisher=fisher)
 
 
-def test_model_loss_names_arguments_that_the_model_does_not_take():
+def test_model_loss_names_arguments_that_the_model_does_not_take_and_hides_no_error_of_its_own():
     message = r"Linear does not take a batch of inputs, labels: .*; use criterion_loss\(criterion\)"
     with pytest.raises(ValueError, match=message):
         model_loss(nn.Linear(2, 2), {"inputs": torch.zeros(1, 2), "labels": torch.zeros(1)})
 
-
-def test_a_type_error_of_the_model_itself_is_not_hidden():
     class Broken(nn.Module):
         def forward(self, x):
             return x + None

@@ -1,14 +1,13 @@
 """Storages of the window: what a row reads back as, products with it, conversion, and what is refused."""
 
 import copy
-import io
 
 import numpy as np
 import oracle
 import pytest
 import torch
 from cases import mixed, repeating
-from optimizers import same
+from optimizers import same, through_a_file
 
 import mfac
 from mfac.windows.storage import as_kind, saved_rows, window_bytes
@@ -49,13 +48,6 @@ def write(rows, k, g):
     stored = rows.encode(g)
     rows.write(k, stored)
     return stored.dense
-
-
-def through_a_file(state):
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=True)
 
 
 # Rows.

@@ -15,10 +15,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from mfac.app.runs.optimizers import OptimizerSettings
 from mfac.app.runs.pruning import PruningSettings
 from mfac.app.runs.run import Watcher, run_task
-from mfac.app.runs.training import TrainingSettings
+from mfac.app.runs.training import OptimizerSettings, TrainingSettings
 from mfac.app.tasks import Task
 from mfac.pruning.options import PruningOptions
 

@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from mfac.app.runs.optimizers import OptimizerSettings
 from mfac.app.runs.pruning import PruningSettings
 from mfac.app.runs.run import Watcher, run_task
-from mfac.app.runs.training import TrainingSettings
+from mfac.app.runs.training import OptimizerSettings, TrainingSettings
 from mfac.app.tasks import load_task
 from mfac.pruning.options import PruningOptions
 
@@ -35,9 +34,8 @@ LOOKS: dict[str, dict[str, Any]] = {
 
 def run(folder: Path, watcher: Watcher | None = None) -> list[dict[str, Any]]:
     """Prunes and trains, always from the start; the records of the runs in `prune` and `train` of the folder."""
-    task = load_task("digits")
-    every: tuple[PruningSettings | TrainingSettings, ...] = (PRUNING, TRAINING)
-    return [run_task(task, one, folder / one.kind, command="mfac demo", fresh=True, watcher=watcher) for one in every]
+    task, settings = load_task("digits"), (PRUNING, TRAINING)
+    return [run_task(task, one, folder / one.kind, "mfac demo", fresh=True, watcher=watcher) for one in settings]
 
 
 def plot(records: list[dict[str, Any]], path: Path) -> None:

@@ -32,7 +32,6 @@ SUMMED_AT_ONCE, VECTORS = 32, 6  # rows that wait to be added to blocks; float64
 SMALLER: tuple[Window, ...] = (torch.bfloat16, torch.int8, TopK())
 MOST_ROWS, SAMPLE = 512, 1 << 22  # gradients, and numbers of G, in a sample of pruning
 WINDOW_ROWS, WINDOW_SAMPLE = 128, 1 << 24  # and of the optimizer: 64 MiB, larger than any cache
-Needed = Callable[..., dict[str, int]]
 
 
 @dataclass(frozen=True)
@@ -79,10 +78,8 @@ class Plan:
             time_title: {name: duration(value) for name, value in found["seconds"].items()},
             "It fits." if self.fits else f"It does not fit. What would: {ways}.": {},
         }
-        tables = {
-            title: [f"  {name:<42}{value:>14}" for name, value in rows.items()] for title, rows in sections.items()
-        }
-        return "\n\n".join("\n".join([title, *lines]) for title, lines in tables.items())
+        lines = {title: [f"  {key:<42}{value:>14}" for key, value in rows.items()] for title, rows in sections.items()}
+        return "\n\n".join("\n".join([title, *rows]) for title, rows in lines.items())
 
 
 @seeded(0)
@@ -194,7 +191,7 @@ def training_memory(dim: int, dtype: torch.dtype, momentum: bool, num_grads: int
     return {**found, "gradient, row and step": 3 * vector, **({"momentum": vector} if momentum else {})}
 
 
-def remedies(needed: Needed, available: int | None, num_grads: int, ways: dict[str, tuple[Any, ...]]) -> list[str]:
+def remedies(needed: Any, available: int | None, num_grads: int, ways: dict[str, tuple[Any, ...]]) -> list[str]:
     """If the way without a text does not fit: each way, {text: arguments}, with as many of the gradients as fit."""
     found: list[str] = []
     for text, arguments in ways.items():
@@ -202,8 +199,8 @@ def remedies(needed: Needed, available: int | None, num_grads: int, ways: dict[s
         most = num_grads if available is None else bisect_right(range(1, num_grads + 1), available, key=needs)
         if most == num_grads and not text:
             return []
-        fewer = [f"num_grads={most}"] if most < num_grads else []
-        found += [" with ".join([*fewer, *([text] if text else [])])] if most else []
+        fewer = f"num_grads={most}" if most < num_grads else ""
+        found += [" with ".join(filter(None, (fewer, text)))] if most else []
     return found
 
 
@@ -217,28 +214,25 @@ def _weights(model: nn.Module) -> dict[str, int]:
     return {"all": sum(size for size, _ in sizes), "trained": sum(size for size, trained in sizes if trained)}
 
 
-def _time_gradients(
-    task: Task, model: nn.Module, layout: ParameterLayout, per_sample: bool
-) -> tuple[float, float, float]:
+def _time_gradients(task: Task, model: nn.Module, layout: ParameterLayout, per_sample: bool) -> list[float]:
     """Seconds per row and per loss of a batch, and the mean norm of rows."""
     stream = passes(task.train_batches(), cycle=True)
     batch = next(stream)
     count, row = min(num_samples(batch, 0), 64) if per_sample else 3, float("inf")
     for _ in range(3):  # the first is slower
         start, taken = time.perf_counter(), [batch] if per_sample else stream
-        G: Any = collect_gradients(
-            model, task.loss, taken, count, params=list(layout.names), per_sample=per_sample, progress=False
-        )
+        options: dict[str, Any] = {"params": list(layout.names), "per_sample": per_sample, "progress": False}
+        G: Any = collect_gradients(model, task.loss, taken, count, **options)
         row = min(row, (time.perf_counter() - start) / count)
     with evaluation(model), torch.no_grad():
         batch, start = move(batch, layout.device), time.perf_counter()
         float(task.loss(model, batch))
         loss = time.perf_counter() - start
-    return row, loss, float(torch.linalg.vector_norm(G, dim=1, dtype=torch.float64).mean())
+    return [row, loss, float(torch.linalg.vector_norm(G, dim=1, dtype=torch.float64).mean())]
 
 
 def _fitted(sample: Callable[[int], float], low: int, high: int) -> tuple[float, float]:
-    """(constant, slope) of the seconds by the number of columns, from two samples."""
+    """(constant, slope) of the seconds by the number of columns."""
     fast, slow = sample(low), sample(high)
     slope = max(0.0, (slow - fast) / max(1, high - low)) or slow / high
     return max(0.0, slow - slope * high), slope

@@ -21,33 +21,16 @@ ROWS_AT_ONCE = 32  # are summed together: a product of matrices is faster than o
 
 
 def accumulate_fisher(
-    model: nn.Module,
-    loss_fn: LossFn,
-    batches: Iterable[Batch],
-    num_grads: int,
-    block_size: int,
-    *,
-    params: Params = None,
-    per_sample: bool = False,
-    fisher: Fisher = "empirical",
-    masks: Masks = None,
-    device: torch.device | str | None = None,
-    cycle: bool = False,
-    progress: bool | None = None,
-    sample_fn: SampleFn | None = None,
-    output_fn: OutputFn | None = None,
-    method: Method = "auto",
-    chunk_size: int | None = None,
-    seed: int = 0,
-    process_group: dist.ProcessGroup | None = None,
-) -> FisherBlocks:
+    model: nn.Module, loss_fn: LossFn, batches: Iterable[Batch], num_grads: int, block_size: int, *,
+    params: Params = None, per_sample: bool = False, fisher: Fisher = "empirical", masks: Masks = None,
+    device: torch.device | str | None = None, cycle: bool = False, progress: bool | None = None,
+    sample_fn: SampleFn | None = None, output_fn: OutputFn | None = None, method: Method = "auto",
+    chunk_size: int | None = None, seed: int = 0, process_group: dist.ProcessGroup | None = None,
+) -> FisherBlocks:  # fmt: skip
     """The diagonal blocks of GᵀG, summed as the gradients come: memory O(block_size · d), however large m is.
 
-    Blocks never straddle two parameters. The arguments are those of `collect_gradients`; with a `process_group` each
-    rank has the blocks of its share of the columns, over the rows of all ranks.
-
-    Raises:
-        ValueError, MemoryError, RuntimeError: as `collect_gradients` does.
+    Blocks never straddle two parameters. Arguments and errors are those of `collect_gradients`; with a `process_group`
+    each rank has the blocks of its share of the columns, over the rows of all ranks.
     """
     ranks = ranks_of(process_group)
     with ranks.together("checking the arguments"):
@@ -66,11 +49,7 @@ def accumulate_fisher(
 
 
 def new_blocks(sizes: Sequence[int], block_size: int, device: torch.device) -> FisherBlocks:
-    """Blocks of zeros over tensors of these lengths.
-
-    Raises:
-        MemoryError: they would not fit.
-    """
+    """Blocks of zeros over tensors of these lengths; MemoryError if they would not fit."""
     sizes = [size for size in sizes if size]
     dim = sum(sizes)
     needed = 8 * sum(run.count * run.length**2 for run in block_runs(dim, block_size, sizes))

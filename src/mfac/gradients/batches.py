@@ -13,30 +13,21 @@ SEQUENCES = (list, tuple)
 
 
 def passes(batches: Iterable[Batch], cycle: bool = False) -> Iterator[Batch]:
-    """Every batch; with `cycle`, again and again. A generator is not closed, so that the next call can continue it.
-
-    Raises:
-        ValueError: `batches` is a single batch, or cannot be started again.
-    """
+    """Every batch; with `cycle`, again and again. A generator is not closed, so that the next call can continue it."""
     if isinstance(batches, Mapping):
         raise ValueError("batches is one dict, not an iterable of batches; pass [batch], or a DataLoader")
     return _endless(batches) if cycle else iter(batches)
 
 
 def _endless(batches: Iterable[Batch]) -> Iterator[Batch]:
-    count = 0
-    while True:
+    count, before = 0, -1
+    while count > before:
         before = count
         for batch in batches:
             yield batch
             count += 1
-        if count == before:
-            raise ValueError(
-                f"cycle=True, but batches gave nothing after batch {count - 1}: an iterator runs out for good; "
-                "pass a list, a DataLoader or another iterable that can start again"
-                if count
-                else "batches is empty; at least one batch is needed"
-            )
+    spent = f"gave nothing after batch {count - 1}: an iterator runs out for good; pass a list or a DataLoader"
+    raise ValueError(f"cycle=True, but batches {spent}" if count else "batches is empty; at least one batch is needed")
 
 
 def map_tensors(batch: Batch, change: Callable[[Tensor], Any]) -> Batch:
@@ -74,23 +65,15 @@ def with_sample_tensors(batch: Batch, values: Iterable[Tensor]) -> Batch:
 
 
 def num_samples(batch: Batch, index: int) -> int:
-    """How many samples a batch has: the leading dimension that all its tensors share.
-
-    Raises:
-        ValueError: there is none, or the batch holds a list of something else with one entry per sample.
-    """
+    """How many samples a batch has: the leading dimension that all its tensors share."""
     lengths = sorted({len(tensor) for tensor in sample_tensors(batch)})
     if len(lengths) != 1:
         found = f"leading dimensions {lengths}" if lengths else f"no tensor in a {type(batch).__name__}"
-        raise ValueError(
-            f"per_sample=True cuts each batch along the first dimension, which all its tensors must share; "
-            f"batch {index} has {found}; collate it so, or use per_sample=False"
-        )
+        needs = "per_sample=True needs tensors that share their first dimension"
+        raise ValueError(f"{needs}, and batch {index} has {found}; collate it so, or use per_sample=False")
     if _has_plain_list(batch, lengths[0]):
-        raise ValueError(
-            f"per_sample=True can cut tensors only, and batch {index} holds a list of {lengths[0]} other things; "
-            "turn it into a tensor or leave it out, or use per_sample=False"
-        )
+        found = f"batch {index} holds a list of {lengths[0]} other things; make it a tensor, or leave it out"
+        raise ValueError(f"per_sample=True can cut tensors only, and {found}")
     return lengths[0]
 
 
@@ -106,11 +89,7 @@ def move(batch: Batch, device: torch.device) -> Batch:
 
 
 def placed(batch: Batch, device: torch.device | None) -> Batch:
-    """The batch with its tensors on `device` (None: where they are), at addresses that torch itself would choose.
-
-    The last bit of a matrix product can depend on where the memory begins. Views and arrays of other libraries begin
-    anywhere; copies of them give the same bits in every process.
-    """
+    """The batch with its tensors on `device` (None: where they are), aligned: the last bits depend on it."""
     moved = batch if device is None else move(batch, device)
     if all(tensor.data_ptr() % ALIGNMENT == 0 for tensor in tensors(moved)):
         return moved

@@ -140,8 +140,7 @@ class Chunk:
     sample: int | None
 
     def name(self, position: int) -> str:
-        batch = f"batch {self.index}"
-        return batch if self.sample is None else f"sample {self.sample + position} of {batch}"
+        return ("" if self.sample is None else f"sample {self.sample + position} of ") + f"batch {self.index}"
 
 
 @dataclass
@@ -150,9 +149,6 @@ class Collection:
 
     Row i that is made here is row first + every · i of the matrix, which is what its random numbers depend on: those of
     the loss and of drawn labels are the same in a run that is resumed or shared by ranks.
-
-    Raises:
-        ValueError: an argument that does not fit.
     """
 
     model: nn.Module
@@ -182,11 +178,8 @@ class Collection:
         if self.chunk_size is not None and (not isinstance(self.chunk_size, int) or self.chunk_size < 1):
             raise ValueError(f"chunk_size must be a positive int or None (what fits), not {self.chunk_size!r}")
         if type(self.loss_fn).__module__ == "torch.nn.modules.loss":
-            name = type(self.loss_fn).__name__
-            raise ValueError(
-                f"loss_fn is called as loss_fn(model, batch), and {name} takes outputs and targets; "
-                f"pass mfac.criterion_loss({name}()) for batches (inputs, targets)"
-            )
+            ready = f"mfac.criterion_loss({type(self.loss_fn).__name__}()) for batches (inputs, targets)"
+            raise ValueError(f"loss_fn is called as loss_fn(model, batch), unlike the losses of torch.nn; pass {ready}")
         self._loss, self._draw, self.device = self.loss_fn, None, self.layout.device
         self._unchecked: list[tuple[Chunk, Tensor, Tensor, Tensor]] = []
         if self.fisher == "sampled":
@@ -200,7 +193,6 @@ class Collection:
 
     @property
     def count(self) -> int:
-        """How many rows are made here."""
         return len(range(self.first, self.num_grads, self.every))
 
     def stream(self, batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -212,9 +204,6 @@ class Collection:
         """What makes the rows from `done` on, in chunks none of which straddles two pieces of `piece` rows.
 
         Chunks do not depend on `done`, and the same chunk gives the same bits; the first may begin before it.
-
-        Raises:
-            ValueError: too few batches.
         """
         row, index = 0, -1
         on_one = all(tensor.device == self.device for tensor in self.layout.tensors)
@@ -238,10 +227,8 @@ class Collection:
             raise ValueError("batches is empty; at least one batch is needed")
         share = "" if self.every == 1 else f", {self.count} of them from this rank,"
         found = f"{row} samples in {index + 1} batches" if self.per_sample else f"{row} batches"
-        raise ValueError(
-            f"num_grads={self.num_grads} rows were asked for{share} and batches gave only {found}; "
-            "pass more data, a smaller num_grads, or cycle=True to go through it again"
-        )
+        asked = f"num_grads={self.num_grads} rows were asked for{share} and batches gave only {found}"
+        raise ValueError(f"{asked}; pass more data, a smaller num_grads, or cycle=True")
 
     def fill(self, chunk: Chunk, out: Float[Tensor, "c d"], zeroed: bool = False) -> None:
         """Writes the rows of a chunk into `out`, which may hold zeros already, for `check` to look at."""
@@ -263,11 +250,7 @@ class Collection:
             self.check()
 
     def check(self) -> None:
-        """Looks at the chunks filled since the last check; needed before their rows are used or overwritten.
-
-        Raises:
-            NotFiniteError: a loss or a gradient is not finite.
-        """
+        """Looks at the chunks filled since the last check; needed before their rows are used or overwritten."""
         unchecked, self._unchecked = self._unchecked, []
         if not unchecked:
             return
@@ -283,10 +266,8 @@ class Collection:
             set_seed(self._seed(row + position), self.device)
             loss = self._scalar_loss(self.model, batch)
             if not loss.requires_grad:
-                raise ValueError(
-                    "the loss does not depend on any trainable parameter of the model; loss_fn(model, batch) must call "
-                    "the model it is given, with gradients on"
-                )
+                calls = "loss_fn(model, batch) must call the model with gradients on"
+                raise ValueError(f"the loss does not depend on any trainable parameter; {calls}")
             self.layout.flatten(torch.autograd.grad(loss, self.layout.tensors, allow_unused=True), into)
             losses.append(loss.detach())
             sums.append(into.sum(dtype=torch.float32 if into.dtype.itemsize < 4 else None))
@@ -299,9 +280,7 @@ class Collection:
             return loss  # a view would be one more step in the backward pass
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise ValueError(
-                f"loss_fn(model, batch) must return a scalar tensor, it returned {found}; reduce it by .mean()"
-            )
+            raise ValueError(f"loss_fn(model, batch) must return a scalar tensor, it returned {found}; reduce it")
         return loss.reshape(())
 
     def _with_drawn_labels(self, chunk: Chunk) -> Batch:
@@ -337,13 +316,7 @@ def _check_finite(chunk: Chunk, losses: list[float], rows: Tensor) -> None:
 
 
 def new_rows(num_grads: int, dim: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "m d"]:
-    """Zeros that the system hands out page by page when they are written to.
-
-    The large parts of a row that stay zero (an embedding's) then cost nothing; `torch.zeros` writes them.
-
-    Raises:
-        MemoryError: they would not fit.
-    """
+    """Zeros that take memory only where they are written to, unlike `torch.zeros`; or MemoryError."""
     row = dim * dtype.itemsize
     needed, available = num_grads * row, available_memory(device)
     if available is not None and needed > available:
@@ -371,7 +344,5 @@ def _row_dtype(layout: ParameterLayout, dtype: torch.dtype | None, window: Any, 
     chosen = window or dtype or layout.dtype
     if not isinstance(chosen, torch.dtype) or not chosen.is_floating_point:
         name = "dtype" if window is None else "window"
-        raise ValueError(
-            f"rows are floating-point numbers, and {name} is {chosen!r}; use torch.float32 or torch.bfloat16"
-        )
+        raise ValueError(f"rows are floating-point numbers, and {name} is {chosen!r}; use torch.float32 or bfloat16")
     return chosen

@@ -10,10 +10,7 @@ from torch.nn import functional as F
 
 
 class Noise:
-    """Random numbers for a batch of as many equal parts as there are seeds.
-
-    Those of a part depend on its seed alone: not on the other parts, nor on the device, as they are drawn on the CPU.
-    """
+    """Random numbers for a batch of as many equal parts as there are seeds, each from its seed alone."""
 
     def __init__(self, seeds: Sequence[int]):
         self.seeds = seeds
@@ -25,11 +22,9 @@ class Noise:
         return self._draw(torch.randn, like, like.dtype)
 
     def _draw(self, draw: Callable[..., Tensor], like: Tensor, dtype: torch.dtype) -> Tensor:
-        length, *rest = like.shape
-        seeds = self.seeds if length % len(self.seeds) == 0 else self.seeds[:1]  # parts that cannot be told apart
-        generator = torch.Generator()
-        shape = (length // len(seeds), *rest)
-        parts = [draw(shape, generator=generator.manual_seed(seed), dtype=dtype) for seed in seeds]
+        seeds = self.seeds if len(like) % len(self.seeds) == 0 else self.seeds[:1]  # parts that cannot be told apart
+        shape = (len(like) // len(seeds), *like.shape[1:])
+        parts = [draw(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype) for seed in seeds]
         return torch.cat(parts).to(like.device)
 
 
@@ -37,8 +32,7 @@ def draw_classes(logits: Float[Tensor, "n classes ..."], noise: Noise) -> Int[Te
     """One class from the softmax over dimension 1: the first up to which the probabilities add up to more than u."""
     sums = logits.detach().double().movedim(1, -1).softmax(-1).cumsum(-1)
     u = noise.uniform(sums[..., 0]) * sums[..., -1]
-    drawn = torch.searchsorted(sums, u.unsqueeze(-1), right=True).squeeze(-1)
-    return drawn.clamp_max(sums.shape[-1] - 1)
+    return torch.searchsorted(sums, u.unsqueeze(-1), right=True).squeeze(-1).clamp_max(sums.shape[-1] - 1)
 
 
 def draw_normal(mean: Float[Tensor, "n ..."], noise: Noise) -> Float[Tensor, "n ..."]:
@@ -58,7 +52,5 @@ def draw_targets(criterion: Any, output: Tensor, targets: Tensor, noise: Noise) 
     if isinstance(criterion, nn.MSELoss) or criterion is F.mse_loss:
         return draw_normal(output, noise)
     name = getattr(criterion, "__name__", type(criterion).__name__)
-    raise ValueError(
-        f'fisher="sampled" knows cross-entropy, NLL, binary cross-entropy with logits and squared error, not {name}; '
-        "pass sample_fn(model, batch), which returns the batch with drawn labels"
-    )
+    known = "cross-entropy, NLL, binary cross-entropy with logits and squared error"
+    raise ValueError(f'fisher="sampled" knows {known}, not {name}; pass sample_fn(model, batch) -> labelled batch')

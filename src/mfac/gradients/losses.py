@@ -33,11 +33,8 @@ class CriterionLoss:
 
     def _split(self, batch: Batch) -> tuple[Any, Any]:
         if not isinstance(batch, list | tuple) or len(batch) != 2:
-            length = f" of {len(batch)}" if isinstance(batch, list | tuple) else ""
-            raise ValueError(
-                f"criterion_loss needs batches (inputs, targets), this one is a {type(batch).__name__}{length}; "
-                "write a loss_fn(model, batch) of your own, or use model_loss for models that return their loss"
-            )
+            found = f"criterion_loss needs batches (inputs, targets), this one is {_described(batch)}"
+            raise ValueError(f"{found}; write your own loss_fn(model, batch), or use model_loss")
         return batch[0], batch[1]
 
     def __repr__(self) -> str:
@@ -50,27 +47,21 @@ class ModelLoss:
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         loss = getattr(self._output(model, batch), "loss", None)
         if not isinstance(loss, Tensor):
-            raise ValueError(
-                "model_loss needs a model whose output has .loss; are the labels in the batch? "
-                "For batches (inputs, targets) use criterion_loss(criterion)"
-            )
+            found = "are the labels in the batch? Or use criterion_loss(criterion)"
+            raise ValueError(f"model_loss needs a model whose output has .loss; {found}")
         return loss
 
     def draw_labels(self, model: nn.Module, batch: Batch, noise: Noise) -> Batch:
-        """With labels drawn from the logits: one class per sample, or a number (regression)."""
         logits = getattr(self._output(model, batch), "logits", None)
         labels = batch.get("labels") if isinstance(batch, Mapping) else None
         if not isinstance(logits, Tensor) or not isinstance(labels, Tensor) or logits.ndim != 2 or labels.ndim > 2:
-            raise ValueError(
-                'fisher="sampled" with model_loss needs logits of shape [samples, classes] and labels in the batch; '
-                "for other models pass sample_fn(model, batch), which returns the batch with drawn labels"
-            )
-        if labels.is_floating_point():
-            drawn = draw_normal(logits.reshape(labels.shape), noise)
-        else:
-            drawn = draw_classes(logits, noise).reshape(labels.shape).to(labels.dtype)
+            needs = "needs logits of shape [samples, classes] and labels in the batch; or pass sample_fn(model, batch)"
+            raise ValueError(f'fisher="sampled" with model_loss {needs}')
         new: Any = batch.copy()
-        new["labels"] = drawn
+        if labels.is_floating_point():
+            new["labels"] = draw_normal(logits.reshape(labels.shape), noise)
+        else:
+            new["labels"] = draw_classes(logits, noise).reshape(labels.shape).to(labels.dtype)
         return new
 
     def _output(self, model: nn.Module, batch: Batch) -> Any:
@@ -81,9 +72,8 @@ class ModelLoss:
             if refused is None:
                 raise  # the model's own
             raise ValueError(
-                f"model_loss calls model(**batch) with a dict or an encoding that has the labels in it, and "
-                f"{type(model).__name__} does not take {_described(batch)}: {refused}; use criterion_loss(criterion) "
-                "for batches (inputs, targets), or write a loss_fn(model, batch) of your own"
+                f"model_loss calls model(**batch), and {type(model).__name__} does not take {_described(batch)}: "
+                f"{refused}; use criterion_loss(criterion) for batches (inputs, targets), or your own loss_fn"
             ) from error
 
     def __repr__(self) -> str:
@@ -105,8 +95,7 @@ class OutputLoss:
         self.output_fn = output_fn
 
     def __call__(self, model: nn.Module, pair: tuple[Batch, Tensor]) -> Tensor:
-        batch, labels = pair
-        return F.cross_entropy(self._logits(model, batch), labels)
+        return F.cross_entropy(self._logits(model, pair[0]), pair[1])
 
     def draw_labels(self, model: nn.Module, batch: Batch, noise: Noise) -> tuple[Batch, Tensor]:
         return batch, draw_classes(self._logits(model, batch), noise)
@@ -114,20 +103,14 @@ class OutputLoss:
     def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
         logits = self.output_fn(model, batch)
         if logits.ndim < 2:
-            raise ValueError(
-                f"output_fn(model, batch) must return logits [samples, classes, ...], it returned {tuple(logits.shape)}"
-            )
+            raise ValueError(f"output_fn must return logits [samples, classes, ...], it returned {tuple(logits.shape)}")
         return logits
 
 
 def sampled_loss(
     loss_fn: Callable[[Any, Any], Tensor], sample_fn: SampleFn | None, output_fn: OutputFn | None
 ) -> tuple[Callable[[Any, Any], Tensor], Draw]:
-    """(loss_fn, draw), where draw(model, batch, noise) returns the batch for loss_fn, with drawn labels in it.
-
-    Raises:
-        ValueError: nothing says how labels are distributed.
-    """
+    """(loss_fn, draw), where draw(model, batch, noise) returns the batch for loss_fn, with drawn labels in it."""
     if sample_fn is not None and output_fn is not None:
         raise ValueError("sample_fn and output_fn do the same in two ways; pass one of them")
     if sample_fn is not None:
@@ -137,18 +120,14 @@ def sampled_loss(
         return output_loss, output_loss.draw_labels
     if isinstance(loss_fn, CriterionLoss | ModelLoss):
         return loss_fn, loss_fn.draw_labels
-    raise ValueError(
-        'fisher="sampled" cannot tell from this loss_fn how labels are drawn; pass output_fn(model, batch) -> logits, '
-        "or sample_fn(model, batch) -> the batch with drawn labels, or use criterion_loss(criterion)"
-    )
+    ways = "pass output_fn(model, batch) -> logits, or sample_fn(model, batch) -> the batch with labels"
+    raise ValueError(f'fisher="sampled" cannot tell from this loss_fn how labels are drawn; {ways}')
 
 
 def _refused(model: nn.Module, batch: Batch) -> TypeError | None:
     """Why the model's forward does not accept the batch as its arguments; None if it does."""
-    named = isinstance(batch, Mapping)
-    arguments: Any = batch if isinstance(batch, Mapping | list | tuple) else (batch,)
     try:
-        inspect.signature(model.forward).bind(*(() if named else arguments), **(arguments if named else {}))
+        _call(inspect.signature(model.forward).bind, batch)
     except TypeError as error:
         return error
     return None
@@ -161,7 +140,7 @@ def _described(batch: Batch) -> str:
     return f"a {type(batch).__name__}{length}"
 
 
-def _call(model: nn.Module, inputs: Any) -> Any:
+def _call(model: Callable[..., Any], inputs: Any) -> Any:
     if isinstance(inputs, Mapping):
         return model(**inputs)
     if isinstance(inputs, list | tuple):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mfac.gradients.batches import Batch
 
@@ -16,11 +16,7 @@ RandomState = dict[str, Any]
 
 @contextmanager
 def evaluation(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode, gradients on, every `.grad` set aside; restored afterwards, whatever happens.
-
-    Restored are training flags, `.grad` and buffers (the same tensors with the same values), and the random state of
-    torch, numpy and Python.
-    """
+    """The model in eval mode, gradients on; flags, `.grad`, buffers and random states are restored afterwards."""
     flags = [(module, module.training) for module in model.modules()]
     grads = [(parameter, parameter.grad) for parameter in model.parameters()]
     buffers = [
@@ -41,14 +37,16 @@ def evaluation(model: nn.Module) -> Iterator[None]:
                 module.training = flag
             for parameter, grad in grads:
                 parameter.grad = grad
-            _restore_buffers(buffers)
+            for module, name, buffer, value in buffers:
+                if getattr(module, name, None) is not buffer:
+                    setattr(module, name, buffer)
+                if not torch.equal(buffer, value):
+                    with torch.no_grad():
+                        buffer.copy_(value)
 
 
 def random_state(devices: Iterable[torch.device] | None = None) -> RandomState:
-    """The random states of Python, numpy, and torch on the CPU and on these devices, as plain values and tensors.
-
-    None means all accelerators that this process has initialized.
-    """
+    """The states of Python, numpy, and torch on the CPU and these devices (None: every initialized accelerator)."""
     kind, keys, *rest = np.random.get_state(legacy=True)
     there = _accelerators() if devices is None else devices
     return {
@@ -115,12 +113,3 @@ def with_own_random_state(batches: Iterable[Batch], device: torch.device) -> Ite
         torch.set_rng_state(here)
         if module is not None:
             module.set_rng_state(there, device)
-
-
-def _restore_buffers(saved: list[tuple[nn.Module, str, Tensor, Tensor]]) -> None:
-    with torch.no_grad():
-        for module, name, buffer, value in saved:
-            if getattr(module, name, None) is not buffer:
-                setattr(module, name, buffer)
-            if not torch.equal(buffer, value):
-                buffer.copy_(value)

@@ -27,10 +27,7 @@ FIRST_CHUNK, LARGEST_CHUNK = 8, 128
 
 
 class ChunkPlan(NamedTuple):
-    """How samples become rows: "vmap" or "loop", and the lengths of the first chunk and of the others.
-
-    Rounding may differ between methods and lengths, so a resumed run follows the plan that it began with.
-    """
+    """How samples become rows, which a resumed run keeps to: "vmap" or "loop", and the lengths of chunks."""
 
     method: str
     first: int
@@ -62,15 +59,10 @@ class MappedGradients:
         self._sample_bytes, self._warned = 1, False
 
     def chunk_length(self, row: int) -> int:
-        """How many samples the chunk that starts at this row has."""
         return self.plan.first if row == 0 else self.plan.others
 
     def fill(self, batch: Batch, out: Tensor, zeroed: bool) -> tuple[Tensor, Tensor] | None:
-        """The losses, and a number that is finite only if all of losses and rows are; None: take samples one by one.
-
-        Raises:
-            Exception: whatever an operation that cannot be mapped raises.
-        """
+        """The losses, and a number that is finite only if all of losses and rows are; None: take samples one by one."""
         if self.plan.method == "loop":
             return None
         layout = self.layout
@@ -90,11 +82,6 @@ class MappedGradients:
         return losses, losses.sum() + bound.to(out.dtype)
 
     def refuse(self, error: Exception) -> None:
-        """Says why the samples of a chunk were taken one by one: mapping them raised `error`.
-
-        Raises:
-            ValueError: they were to be mapped.
-        """
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
         reason = line if len(line) <= 200 else line[:200] + " ..."
         if self.method == "vmap":
@@ -120,7 +107,6 @@ class MappedGradients:
             self.plan = self.plan._replace(others=1 << (fitting.bit_length() - 1))
 
     def _fitting(self, length: int) -> int:
-        """So many rows, or fewer if they would not fit."""
         return max(1, min(length, self._budget() // (self.layout.full_dim * self.layout.dtype.itemsize)))
 
     def _budget(self) -> int:
@@ -152,11 +138,7 @@ class MappedGradients:
         return losses, bound
 
     def _attempt(self, batch: Batch, writer: RowWriter) -> tuple[Tensor, set[int]]:
-        """The losses, and the ids of the parameters that are also used in a way that is not caught.
-
-        Raises:
-            RuntimeError: a parameter is used where its copies cannot be put.
-        """
+        """The losses, and the ids of the parameters that are also used in a way that is not caught."""
         named, c = list(zip(self.layout.names, self.layout.tensors, strict=True)), writer.count
         caught = [p for _, p in named if id(p) not in self._repeated]
         repeated = {name: p for name, p in named if id(p) in self._repeated}

@@ -24,12 +24,7 @@ from mfac.memory import gib
 def collect_to_file(
     collection: Collection, batches: Iterable[Batch], path: str | os.PathLike[str], dtype: torch.dtype
 ) -> GradientFile:
-    """Appends the rows that the file does not have; it is made when the first of them is there.
-
-    Raises:
-        ValueError: the file was made with other arguments.
-        OSError: the directory does not exist, or the disk is too full.
-    """
+    """Appends the rows that the file does not have; it is made when the first of them is there."""
     path, dim = Path(path), collection.layout.dim
     file = GradientFile(path) if path.exists() else None
     done = file.rows if file else 0
@@ -67,7 +62,6 @@ def collect_to_file(
 
 
 def _fields(collection: Collection, first_batch: Batch) -> dict[str, str]:
-    """One short entry for each thing that the rows depend on."""
     layout, model = collection.layout, collection.model
     state = [*model.named_parameters(), *model.named_buffers()]
     kept = [torch.empty(0) if indices is None else indices for indices in layout.kept]
@@ -88,11 +82,6 @@ def _fields(collection: Collection, first_batch: Batch) -> dict[str, str]:
 def _check_fields(
     file: GradientFile, entries: dict[str, str], collection: Collection, dtype: torch.dtype
 ) -> ChunkPlan | None:
-    """The plan that the file was begun with.
-
-    Raises:
-        ValueError: it was made with other arguments; the message names them.
-    """
     try:
         found = json.loads(file.fingerprint)
         theirs, plan = found["from"], found["plan"]
@@ -103,10 +92,8 @@ def _check_fields(
     differing = sorted(name for name in ours if ours[name] != theirs.get(name))
     if differing:
         changes = ", ".join(f"{name} ({theirs.get(name)} there, {ours[name]} now)" for name in differing)
-        raise ValueError(
-            f"{file.path} holds {file.rows} rows made with something else: {changes}; "
-            "delete it or choose another out= (batches that are shuffled differ from run to run: seed them)"
-        )
+        found = f"{file.path} holds {file.rows} rows made with something else: {changes}"
+        raise ValueError(f"{found}; delete it or choose another out= (and seed batches that are shuffled)")
     return None if plan is None else ChunkPlan(*plan)
 
 
@@ -124,7 +111,6 @@ def digest(words: Iterable[str], values: Iterable[Tensor]) -> str:
 
 
 def _describe(loss_fn: Any) -> str:
-    """A name for a loss function that is the same in the next process."""
     name: str = getattr(loss_fn, "__qualname__", "") or repr(loss_fn)
     return type(loss_fn).__name__ if " at 0x" in name else name
 
@@ -135,9 +121,5 @@ def _check_disk(path: Path, rows: int, row_bytes: int) -> None:
         raise FileNotFoundError(errno.ENOENT, "out= needs a directory that exists", str(folder))
     needed, free = rows * row_bytes, shutil.disk_usage(folder).free
     if needed > free:
-        raise OSError(
-            errno.ENOSPC,
-            f"{rows} rows take {gib(needed)} and the disk has {gib(free)} left; collect fewer rows, or use "
-            "dtype=torch.bfloat16, masks, or another disk",
-            str(path),
-        )
+        found = f"{rows} rows take {gib(needed)} and the disk has {gib(free)} left"
+        raise OSError(errno.ENOSPC, f"{found}; collect fewer rows, or use dtype=torch.bfloat16 or masks", str(path))

@@ -14,9 +14,8 @@ from mfac.gradients.model_state import kept_random_state, random_state, seeded, 
 class BatchStream:
     """An endless iterator over batches that continues where it stopped, and starts again at the end.
 
-    Whatever `batches` draws from the global random states (an order, an augmentation) comes from states of the stream
-    instead, which start at `seed`, or at the present global ones: the caller's are left alone, and no two
-    recomputations see the same draws. An iterator, which can be consumed only once, must be long enough.
+    What `batches` draws at random (an order, an augmentation) comes from states of the stream, which start at `seed` or
+    at the present global ones; the global ones are left alone.
     """
 
     def __init__(self, batches: Iterable[Batch], seed: int | None = None):
@@ -61,7 +60,6 @@ class BatchStream:
         self.skip_to(state["drawn"] if drawn is None else drawn)
 
     def skip_to(self, drawn: int) -> None:
-        """Discards batches until `drawn` of them were drawn."""
         while self.drawn < drawn:
             next(self)
 
@@ -83,10 +81,7 @@ class BatchStream:
         given = self.drawn + len(self._ahead)
         if not given:
             raise ValueError("batches is empty; at least one batch is needed")
-        raise ValueError(
-            f"batches gave {given} and then nothing more{self.needed}; an iterator can be consumed only once: pass a "
-            "list or a DataLoader"
-        )
+        raise ValueError(f"batches gave {given} and then nothing more{self.needed}; pass a list or a DataLoader")
 
 
 def generator_state(batches: object) -> torch.Tensor | None:

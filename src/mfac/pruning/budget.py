@@ -46,10 +46,7 @@ def least_kept(masks: Mapping[str, Tensor], floor: float) -> dict[str, int]:
 
 
 def step_pools(pools: Sequence[Pool], kept_now: Sequence[int], recomputations: int) -> list[list[Pool]]:
-    """The pools after each step: each step keeps the same fraction ((1−t)/(1−i))^(1/k) of the remaining weights.
-
-    Steps that would remove nothing are left out.
-    """
+    """The pools after each step that removes something; all keep the same fraction of the remaining weights."""
     steps = [[Pool(pool.names, now) for pool, now in zip(pools, kept_now, strict=True)]]
     for step in range(1, recomputations + 1):
         ends = zip(pools, kept_now, strict=True)
@@ -64,17 +61,14 @@ def check_sparsity(sparsity: float) -> float:
     is_number = isinstance(sparsity, int | float) and not isinstance(sparsity, bool)
     if not is_number or not 0 <= sparsity <= 1:
         hint = f"; did you mean {sparsity / 100:g}?" if is_number and 1 < sparsity < 100 else ""
-        raise ValueError(
-            f"sparsity is the fraction of weights that are zero, a number from 0 to 1, not {sparsity!r}{hint}"
-        )
+        raise ValueError(f"sparsity is the fraction of zeros, a number from 0 to 1, not {sparsity!r}{hint}")
     return sparsity
 
 
 def _pattern_pools(masks: Mapping[str, Tensor], sparsity: Sparsity, scope: str, pattern: NOfM) -> list[Pool]:
     if sparsity is not None and not (isinstance(sparsity, float) and abs(sparsity - pattern.sparsity) < 1e-9):
-        raise ValueError(
-            f"pattern {pattern} has a sparsity of its own, {pattern.sparsity:g}; pass sparsity=None, not {sparsity!r}"
-        )
+        own = f"pattern {pattern} has a sparsity of its own, {pattern.sparsity:g}"
+        raise ValueError(f"{own}; pass sparsity=None, not {sparsity!r}")
     each = [Pool((name,), pattern.final_keep(mask)) for name, mask in masks.items()]
     return each if scope == "layer" else [Pool(tuple(masks), sum(pool.keep for pool in each))]
 
@@ -99,18 +93,15 @@ def _sparsity_pools(weights: MaskedWeights, sparsity: Sparsity, scope: str) -> l
 
 def _geometric(now: int, end: int, fraction: float) -> int:
     """now^(1−f) · end^f, rounded; equal parts instead where nothing is kept at the end."""
-    if end == 0:
-        return round(now * (1 - fraction))
-    if fraction == 1:
-        return end
+    if end == 0 or fraction == 1:
+        return round(now * (1 - fraction)) + end
     return round(math.exp((1 - fraction) * math.log(now) + fraction * math.log(end)))
 
 
 def _shares(exact: Sequence[float], total: int) -> list[int]:
     """Integers that add up to `total`, each within one of its exact share: the largest remainders are rounded up."""
     shares = [math.floor(x) for x in exact]
-    order = sorted(range(len(exact)), key=lambda i: shares[i] - exact[i])
-    for i in order[: total - sum(shares)]:
+    for i in sorted(range(len(exact)), key=lambda i: shares[i] - exact[i])[: total - sum(shares)]:
         shares[i] += 1
     return shares
 

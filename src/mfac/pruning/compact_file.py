@@ -56,16 +56,12 @@ def save_compact(
     """
     state, aliases = _distinct(model.state_dict() if isinstance(model, nn.Module) else model)
     chosen = _kept(state, masks)
-    tensors, shapes = {}, {}
-    for name, tensor in state.items():
-        tensors[name] = tensor
-        if name in chosen:
-            values = tensor[chosen[name]]
-            bits = torch.from_numpy(np.packbits(chosen[name].flatten().numpy()))
-            if masks is not None or values.nbytes + bits.nbytes < tensor.nbytes:
-                shapes[name] = list(tensor.shape)
-                tensors |= {name + VALUES: values, name + BITS: bits}
-                del tensors[name]
+    tensors, shapes = dict(state), {}
+    for name, kept in chosen.items():
+        values, bits = state[name][kept], torch.from_numpy(np.packbits(kept.flatten().numpy()))
+        if masks is not None or values.nbytes + bits.nbytes < state[name].nbytes:
+            shapes[name] = list(tensors.pop(name).shape)
+            tensors |= {name + VALUES: values, name + BITS: bits}
     write_tensors(tensors, path, {"format": FORMAT, "shapes": json.dumps(shapes), "aliases": json.dumps(aliases)})
     return CompactSize(Path(path).stat().st_size, sum(tensor.nbytes for tensor in state.values()))
 
@@ -83,12 +79,11 @@ def load_compact(path: str | os.PathLike[str], model: nn.Module | None = None) -
     state = {name: tensor for name, tensor in tensors.items() if not name.endswith((VALUES, BITS))}
     masks = {}
     for name, shape in shapes.items():
-        state[name], masks[name] = _unpack(path, name, shape, tensors)
-    for name, original in aliases.items():
-        state[name] = state[original]
+        state[name], masks[plain_name(name)] = _unpack(path, name, shape, tensors)
+    state |= {name: state[original] for name, original in aliases.items()}
     if model is not None:
         _fill(model, state, path)
-    return CompactModel(state, {plain_name(name): mask for name, mask in masks.items()})
+    return CompactModel(state, masks)
 
 
 def _distinct(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -108,7 +103,6 @@ def _distinct(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, st
 
 
 def _kept(state: Mapping[str, Tensor], masks: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-    """{name: which weights are stored}, for the tensors that may be packed."""
     if masks is None:
         numbers = {name: tensor for name, tensor in state.items() if tensor.ndim >= 2 and tensor.is_floating_point()}
         return {name: t.view(RAW[t.element_size()]) != 0 for name, t in numbers.items()}  # by bits: -0.0 is kept
@@ -118,16 +112,13 @@ def _kept(state: Mapping[str, Tensor], masks: Mapping[str, Tensor] | None) -> di
         kept = chosen[names[id(tensor)]] = mask.cpu()
         astray = int(torch.count_nonzero(tensor[~kept]))
         if astray:
-            raise ValueError(
-                f"masks: {key!r} removes {astray} weights that are not zero; use mfac.apply_masks(model, masks) first"
-            )
+            raise ValueError(f"masks: {key!r} removes {astray} weights that are not zero; use mfac.apply_masks first")
     return chosen
 
 
 def _unpack(path: Any, name: str, shape: list[int], tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     values, bits = tensors[name + VALUES], tensors[name + BITS]
-    count = int(np.prod(shape))
-    kept = torch.from_numpy(np.unpackbits(bits.numpy(), count=count).astype(bool)).reshape(shape)
+    kept = torch.from_numpy(np.unpackbits(bits.numpy(), count=int(np.prod(shape))).astype(bool)).reshape(shape)
     if int(kept.sum()) != len(values):
         raise ValueError(f"{path}: {name!r} has {len(values)} values for {int(kept.sum())} kept weights; save it again")
     dense = values.new_zeros(shape)

@@ -18,9 +18,8 @@ from mfac.woodbury import scores, single_sums
 class Curvature(Protocol):
     """Costs and updates of a method. All vectors are over the kept weights of the targets, in float64.
 
-    `damping` is λ, None if the method has none. `scores` are the costs of removing each weight; for methods that
-    predict nothing only their order matters. `remove` gives the change of theta, −θ on the removed weights, and the
-    loss that it adds in the quadratic model.
+    `damping` is λ, if there is one; `scores` are the costs of removing each weight; `remove` gives the change of theta
+    and, if the method predicts it, the loss that it adds.
     """
 
     @property
@@ -41,14 +40,9 @@ class FisherCurvature:
     """
 
     def __init__(
-        self,
-        grads: Tensor | GradientFile | FisherBlocks,
-        damping: float,
-        block_size: int | None,
-        sizes: Sequence[int],
-        device: torch.device,
-        reduce: Reduce | None = None,
-    ):
+        self, grads: Tensor | GradientFile | FisherBlocks, damping: float, block_size: int | None,
+        sizes: Sequence[int], device: torch.device, reduce: Reduce | None = None,
+    ):  # fmt: skip
         self.damping = damping
         self.num_grads = int(grads.shape[0])
         options = BlockOptions(block_size, None if block_size is None else sizes, device=device)
@@ -58,7 +52,6 @@ class FisherCurvature:
         self.blocks = build_blocks(grads, damping, options, reduce if block_size is None else None)
 
     def scores(self, theta: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
-        """θ_i² / (2 [F⁻¹]_ii)."""
         return scores(theta, self._diagonal())
 
     def remove(

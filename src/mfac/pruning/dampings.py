@@ -18,11 +18,8 @@ def choose_damping(
 ) -> float:
     """The fraction of the mean diagonal of GᵀG/m that makes held-out gradients most likely.
 
-    F is built on three quarters of the rows. The others are treated as draws from a normal distribution with covariance
-    F: the λ with the smallest log det F + mean gᵀF⁻¹g wins. With too small a λ, directions that do occur look
-    impossible; too large a λ drowns the gradients.
-
-    With `reduce`, which sums over ranks, the rows are those of this rank's columns, and all ranks choose the same.
+    F is built on three quarters of the rows; the others are treated as draws from a normal distribution with covariance
+    F, and the λ with the smallest log det F + mean gᵀF⁻¹g wins. With `reduce`, the rows are this rank's columns.
     """
     held = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
     held[HELD_OUT - 1 :: HELD_OUT] = True
@@ -30,10 +27,8 @@ def choose_damping(
     squares, count = (sums if reduce is None else reduce(sums)).tolist()
     scale = squares / count
     if scale == 0 or not bool(held.any()):
-        raise ValueError(
-            f'damping="auto" needs gradients to hold out and to scale by; {len(rows)} rows with a mean square of '
-            f"{scale:g} do not allow that: give a number"
-        )
+        found = f"{len(rows)} rows with a mean square of {scale:g} do not allow that: give a number"
+        raise ValueError(f'damping="auto" needs gradients to hold out and to scale by; {found}')
     judges = rows[held].T.contiguous()
     candidates = sorted((fraction * scale for fraction in FRACTIONS), reverse=True)
     shared = block_size is None

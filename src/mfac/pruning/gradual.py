@@ -47,37 +47,16 @@ class GradualPruner:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        loss_fn: LossFn,
-        batches: Batches,
-        schedule: Iterable[float],
-        *,
-        optimizer: Optimizer | None = None,
-        reset_momentum: bool = False,
-        seed: int = 0,
-        masks: Mapping[str, Tensor] | None = None,
-        num_grads: int = 64,
-        block_size: int | None = 128,
-        damping: float | str = 1e-5,
-        recomputations: int = 16,
-        update: str = "joint",
-        scope: Scope = "global",
-        pattern: str | None = None,
-        targets: Names = None,
-        ignore: Names = None,
-        method: str = "mfac",
-        order: str = "scores",
-        floor: float = 1,
-        per_sample: bool = False,
-        fisher: Fisher = "empirical",
-        bn_batches: Iterable[Batch] | None = None,
-        loss_batches: int = 4,
-        rows_dir: str | os.PathLike[str] | None = None,
-        progress: bool | None = None,
-        on_step: Callable[[PruningResult], None] | None = None,
-        process_group: dist.ProcessGroup | None = None,
-    ):
+        self, model: nn.Module, loss_fn: LossFn, batches: Batches, schedule: Iterable[float], *,
+        optimizer: Optimizer | None = None, reset_momentum: bool = False, seed: int = 0,
+        masks: Mapping[str, Tensor] | None = None, num_grads: int = 64, block_size: int | None = 128,
+        damping: float | str = 1e-5, recomputations: int = 16, update: str = "joint", scope: Scope = "global",
+        pattern: str | None = None, targets: Names = None, ignore: Names = None, method: str = "mfac",
+        order: str = "scores", floor: float = 1, per_sample: bool = False, fisher: Fisher = "empirical",
+        bn_batches: Iterable[Batch] | None = None, loss_batches: int = 4,
+        rows_dir: str | os.PathLike[str] | None = None, progress: bool | None = None,
+        on_step: Callable[[PruningResult], None] | None = None, process_group: dist.ProcessGroup | None = None,
+    ):  # fmt: skip
         self._options = PruningOptions.among(locals())
         self.schedule = checked_schedule(schedule)
         self.steps_done = 0
@@ -97,8 +76,7 @@ class GradualPruner:
     def step(self) -> PruningResult | None:
         """Prunes to the next sparsity of the schedule, as `mfac.prune` does; returns None after the last.
 
-        If it fails or is interrupted, weights and masks are those of its last complete recomputation; it can be called
-        again.
+        If it fails, weights and masks are those of its last complete recomputation; it can be called again.
         """
         sparsity = self.next_sparsity
         if sparsity is None:
@@ -125,11 +103,7 @@ class GradualPruner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resumes from a saved state; load those of the model and the optimizer as well, in any order.
-
-        Raises:
-            ValueError: the state belongs to another schedule, seed or model; nothing is changed then.
-        """
+        """Resumes from a saved state; load those of the model and the optimizer as well, in any order."""
         missing = {"schedule", "steps_done", "seed", "masks", "history", "generators"} - set(state)
         if missing:
             raise ValueError(f"this is not a state of a GradualPruner: {', '.join(sorted(missing))} missing")
@@ -149,7 +123,6 @@ class GradualPruner:
             self._on_step(result)
 
     def _hold(self, masks: Mapping[str, Tensor]) -> None:
-        """Applies masks to the model now, and keeps them while the optimizer trains."""
         apply_masks(self._model, masks)
         if self._optimizer is not None and self._keeper is None:
             self._keeper = MaskKeeper(self._optimizer, masks, self._model)

@@ -1,16 +1,14 @@
 """The exact greedy order inside blocks: remove the cheapest weight, update the others, remove the next."""
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 
 def greedy_costs(
-    inverse: Float[Tensor, "blocks b b"],
-    theta: Float[Tensor, "blocks b"],
-    threshold: float = torch.inf,
+    inverse: Float[Tensor, "blocks b b"], theta: Float[Tensor, "blocks b"], threshold: float = torch.inf,
     absent: Bool[Tensor, "blocks b"] | None = None,
-) -> Float[Tensor, "blocks b"]:
+) -> Float[Tensor, "blocks b"]:  # fmt: skip
     """The loss added by removing each weight, after those that are cheaper.
 
     Removing p moves θ by −θ_p F⁻¹e_p/[F⁻¹]_pp and takes p out of F⁻¹ (F⁻¹ − F⁻¹e_p e_pᵀF⁻¹/[F⁻¹]_pp). Each cost is
@@ -43,12 +41,3 @@ def greedy_costs(
         # Removed weights have rows and columns of zeros up to rounding; a positive diagonal keeps the division finite.
         inverse.diagonal(dim1=1, dim2=2)[gone] = 1
     return costs
-
-
-def costs_in_groups(
-    inverse: Float[Tensor, "groups size size"], theta: Float[Tensor, " d"], positions: Int[Tensor, "groups size"]
-) -> Float[Tensor, "groups size"]:
-    """The greedy costs inside small groups, from [F⁻¹]_QQ, which is zero where a weight is absent (at position −1)."""
-    absent = positions < 0
-    inverse.diagonal(dim1=1, dim2=2)[absent] = 1
-    return greedy_costs(inverse, theta[positions.clamp_min(0)], absent=absent)

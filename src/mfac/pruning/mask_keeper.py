@@ -73,24 +73,18 @@ class MaskKeeper:
         self.remove()
 
     def _look_up(self, masks: Masks) -> list[tuple[Tensor, Tensor]]:
-        """(parameter, mask) for every mask, checked."""
         groups, model = self._optimizer.param_groups, self._model
         pairs = [pair for g in groups for pair in zip(g.get("param_names", ()), g["params"], strict=False)]
         named = by_plain_name(dict(pairs)) if model is None else parameters_by_name(model)
         if not named and any(isinstance(key, str) for key in masks):
-            raise ValueError(
-                "masks are given by name, but the optimizer does not know the names of its parameters; "
-                "pass model=, or build the optimizer from model.named_parameters()"
-            )
+            known = "pass model=, or build the optimizer from model.named_parameters()"
+            raise ValueError(f"masks are given by name, and the optimizer does not know the names; {known}")
         ours = {id(parameter): parameter for group in groups for parameter in group["params"]}
-        others = ours.keys() - set(map(id, named.values()))
-        known = named | {f"parameter {key}": ours[key] for key in others}
-        found = match_masks(masks, known, "the optimizer" if model is None else "the model")
+        others = {f"parameter {key}": ours[key] for key in ours.keys() - set(map(id, named.values()))}
+        found = match_masks(masks, named | others, "the optimizer" if model is None else "the model")
         if found and not any(id(parameter) in ours for _, parameter, _ in found):
-            raise ValueError(
-                f"none of the {len(found)} masked parameters is in the optimizer; was the model copied, or its "
-                "parameters replaced, after the optimizer was built?"
-            )
+            absent = f"none of the {len(found)} masked parameters is in the optimizer"
+            raise ValueError(f"{absent}; was the model copied after the optimizer was built?")
         return [(parameter, _laid_out(mask, parameter)) for _, parameter, mask in found]
 
     def _removed(self) -> Iterator[tuple[Tensor, Tensor]]:

@@ -1,10 +1,7 @@
-"""Masks in and out: dicts, files, torch.nn.utils.prune, torch.ao.pruning, the zeros of a model.
-
-Everywhere else masks are {plain parameter name: bool tensor, True = kept}.
-"""
+"""Masks in and out: dicts, files, torch.nn.utils.prune, torch.ao.pruning, the zeros of a model."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -53,12 +50,18 @@ def save_masks(masks: Mapping[str, Tensor], path: str | os.PathLike[str]) -> Non
 
 def masks_of_model(model: nn.Module) -> dict[str, Tensor]:
     """The masks that torch.nn.utils.prune and torch.ao.pruning have put on a model; {} if there are none."""
-    masks = {}
+    found = {}
     for prefix, module in model.named_modules():
-        for attribute, mask in _masks_of_module(module):
-            name = plain_name(f"{prefix}.{attribute}" if prefix else attribute)
-            masks[name] = as_mask(name, mask, mask.shape).clone()
-    return masks
+        own = dict(module.named_parameters(recurse=False))
+        for name, buffer in module.named_buffers(recurse=False):
+            attribute = name.removesuffix("_mask")
+            if attribute != name and f"{attribute}_orig" in own:  # an attention mask has no such companion
+                found[f"{prefix}.{attribute}".lstrip(".")] = buffer
+        for attribute in getattr(module, "parametrizations", {}):
+            mask = _fake_sparsity(module, attribute)
+            if mask is not None:
+                found[f"{prefix}.{attribute}".lstrip(".")] = mask
+    return {plain_name(name): as_mask(name, mask, mask.shape).clone() for name, mask in found.items()}
 
 
 def masks_from_zeros(model: nn.Module) -> dict[str, Tensor]:
@@ -102,24 +105,11 @@ def to_torch_ao(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
 
     for name, parameter, mask in _matched(model, masks):
         module, attribute = _owner(model, name)
-        values = mask.to(parameter.device, parameter.dtype)
-        present = _fake_sparsity(module, attribute)
+        values, present = mask.to(parameter.device, parameter.dtype), _fake_sparsity(module, attribute)
         if present is None:
             parametrize.register_parametrization(module, attribute, FakeSparsity(values))
         else:
             present.copy_(values)
-
-
-def _masks_of_module(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    own = dict(module.named_parameters(recurse=False))
-    for name, buffer in module.named_buffers(recurse=False):
-        attribute = name.removesuffix("_mask")
-        if attribute != name and f"{attribute}_orig" in own:  # an attention mask has no such companion
-            yield attribute, buffer
-    for attribute in getattr(module, "parametrizations", {}):
-        mask = _fake_sparsity(module, attribute)
-        if mask is not None:
-            yield attribute, mask
 
 
 def _masks_of_mapping(entries: Mapping[str, Tensor]) -> dict[str, Tensor]:

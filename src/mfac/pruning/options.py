@@ -23,11 +23,7 @@ ORDERS = ("scores", "greedy")
 
 @dataclass(frozen=True)
 class PruningOptions:
-    """How to prune; `mfac.prune` documents each option.
-
-    Raises:
-        ValueError: an option is not valid, or two do not go together; with a process group, on every rank.
-    """
+    """How to prune; `mfac.prune` documents each option."""
 
     num_grads: int = 64
     block_size: int | None = 128
@@ -52,7 +48,6 @@ class PruningOptions:
 
     @classmethod
     def among(cls, arguments: Mapping[str, Any]) -> "PruningOptions":
-        """The options among a function's arguments, which may have others."""
         return cls(**{option.name: arguments[option.name] for option in fields(cls)})
 
     def __post_init__(self) -> None:

@@ -22,20 +22,14 @@ class NOfM:
 
     def check(self, name: str, shape: torch.Size) -> None:
         if len(shape) < 2 or shape[1] % self.size:
-            raise ValueError(
-                f"pattern {self}: {name} has shape {tuple(shape)}, and {self.size} must divide its dimension 1; "
-                f"leave it out with ignore=[{name!r}]"
-            )
+            why = f"{name} has shape {tuple(shape)}, and {self.size} must divide its dimension 1"
+            raise ValueError(f"pattern {self}: {why}; leave it out with ignore=[{name!r}]")
 
     def final_keep(self, mask: Tensor) -> int:
         return int(self._grouped(mask).sum(-1).clamp_max(self.kept).sum())
 
     def offered(self, costs: Tensor, mask: Tensor) -> Tensor:
-        """The costs, infinite for removed weights and for those that their group must keep.
-
-        A group that has lost r of its weights offers the M − N − r cheapest of the others, so that it keeps at least N
-        whichever of these are removed.
-        """
+        """The costs, infinite for removed weights; a group that has lost r weights offers its M − N − r cheapest."""
         grouped = self._grouped(torch.where(mask, costs, torch.inf))
         rank = grouped.argsort(-1).argsort(-1)
         room = self._grouped(mask).sum(-1, keepdim=True) - self.kept
@@ -66,9 +60,8 @@ class Slices:
 
     def check(self, name: str, shape: torch.Size) -> None:
         if len(shape) <= self.dim:
-            raise ValueError(
-                f"pattern {self}: {name} has shape {tuple(shape)}, so no {self}s; leave it out with ignore=[{name!r}]"
-            )
+            way = f"leave it out with ignore=[{name!r}]"
+            raise ValueError(f"pattern {self}: {name} has shape {tuple(shape)}, so no {self}s; {way}")
 
     def groups(self, masks: Mapping[str, Tensor]) -> tuple[dict[str, Int[Tensor, "..."]], dict[str, range]]:
         """The number of every weight's slice, counted over all tensors, and the numbers of each tensor's slices."""

@@ -13,8 +13,7 @@ PAPER_FIRST = 0.5  # the paper prunes half of the weights at once, which is easi
 def polynomial_schedule(initial: float, final: float, steps: int, power: float = 3) -> list[float]:
     """The sparsities s_t = final + (initial − final)(1 − t/steps)^power, t = 1 … steps (Zhu and Gupta, 2017).
 
-    The present sparsity, `initial`, is not part of the list; `final` is its last entry. A power of 3 takes large steps
-    first and small ones last; 1 is linear.
+    The list ends with `final` and leaves out the present sparsity, `initial`. A power of 1 is linear.
     """
     _check_ends(initial, final, steps)
     if not (_is_number(power) and power > 0 and math.isfinite(power)):
@@ -25,7 +24,7 @@ def polynomial_schedule(initial: float, final: float, steps: int, power: float =
 def geometric_schedule(initial: float, final: float, steps: int) -> list[float]:
     """Every step keeps the same fraction ((1 − final)/(1 − initial))^(1/steps) of the remaining weights.
 
-    The present sparsity, `initial`, is not part of the list; `final`, which is below 1, is its last entry.
+    The list ends with `final`, which is below 1, and leaves out the present sparsity, `initial`.
     """
     _check_ends(initial, final, steps)
     if final == 1:
@@ -96,9 +95,7 @@ def learning_rate_cycle(
     if not factor > 0:
         raise ValueError(f"factor must be above 0, not {factor}")
     if list(drops) != sorted(set(drops)) or any(drop < period * cycles for drop in drops):
-        raise ValueError(
-            f"drops are rising epochs after the cycles, which end at epoch {period * cycles}, not {tuple(drops)}"
-        )
+        raise ValueError(f"drops are rising epochs after the cycles, which end at epoch {period * cycles}")
     return LambdaLR(optimizer, CycleFactor(period, cycles, low, factor, tuple(drops)), last_epoch)
 
 

@@ -11,7 +11,7 @@ from mfac.distributed.shared_curvature import SharedCurvature
 from mfac.layout import ParameterLayout
 from mfac.pruning.budget import Pool
 from mfac.pruning.curvature import Curvature, FisherCurvature
-from mfac.pruning.greedy import costs_in_groups
+from mfac.pruning.greedy import greedy_costs
 from mfac.pruning.patterns import NOfM, Pattern, Slices
 
 WithBlocks = FisherCurvature | SharedCurvature
@@ -26,13 +26,9 @@ class Selection:
     floors: Mapping[str, int]
 
     def choose(
-        self,
-        curvature: Curvature,
-        theta: Float[Tensor, " d"],
-        layout: ParameterLayout,
-        masks: Mapping[str, Tensor],
-        pools: Sequence[Pool],
-    ) -> dict[str, Tensor]:
+        self, curvature: Curvature, theta: Float[Tensor, " d"], layout: ParameterLayout,
+        masks: Mapping[str, Tensor], pools: Sequence[Pool],
+    ) -> dict[str, Tensor]:  # fmt: skip
         """{name: bool tensor}, True for the weights that a step removes so that the pools keep what they should."""
         if isinstance(self.pattern, Slices):
             ids, ranges = self.pattern.groups(masks)
@@ -54,12 +50,9 @@ class Selection:
 
 
 def cheapest_slices(
-    costs: Float[Tensor, " groups"],
-    sizes: Int[Tensor, " groups"],
-    ranges: Mapping[str, range],
-    pools: Sequence[Pool],
-    floors: Mapping[str, int],
-) -> set[int]:
+    costs: Float[Tensor, " groups"], sizes: Int[Tensor, " groups"], ranges: Mapping[str, range],
+    pools: Sequence[Pool], floors: Mapping[str, int],
+) -> set[int]:  # fmt: skip
     """The slices to remove: those of the lowest cost per weight, while the pools and floors keep enough weights.
 
     `ranges` are each tensor's slices, and `sizes` how many weights each still has; a tensor keeps its last slice.
@@ -85,7 +78,6 @@ def cheapest_slices(
 def _slice_costs(
     ids: Mapping[str, Tensor], ranges: Mapping[str, range], curvature: Curvature, theta: Tensor, layout: ParameterLayout
 ) -> tuple[Float[Tensor, " groups"], Int[Tensor, " groups"]]:
-    """The cost of each slice, and how many weights it still has."""
     groups = torch.empty(layout.dim, dtype=torch.int64, device=theta.device)
     layout.flatten([ids[name] for name in layout.names], groups)
     count = max(numbers.stop for numbers in ranges.values())
@@ -102,7 +94,10 @@ def _costs_in_groups(
     """The cost of each weight when the exact greedy order inside its group reaches it."""
     each = [pattern.positions(masks[n], slot.start) for n, slot in zip(layout.names, layout.slots, strict=True)]
     positions = torch.cat(each)
-    parts = costs_in_groups(curvature.group_inverses(positions), theta, positions).split([len(p) for p in each])
+    inverse, absent = curvature.group_inverses(positions), positions < 0
+    inverse.diagonal(dim1=1, dim2=2)[absent] = 1
+    costs = greedy_costs(inverse, theta[positions.clamp_min(0)], absent=absent)
+    parts = costs.split([len(p) for p in each])
     return {name: pattern.ungrouped(part, masks[name].shape) for name, part in zip(layout.names, parts, strict=True)}
 
 

@@ -53,11 +53,8 @@ class SparsityReport:
             lines.append((row.name, " x ".join(map(str, row.shape)), *_counts(row), note))
         lines += [("total", "", *_counts(self), ""), ("other parameters", "", f"{self.others:,}", "", "", "")]
         widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
-        aligned = "{:<{}}  {:<{}}  {:>{}}  {:>{}}  {:>{}}  {:<{}}"
-        return "\n".join(
-            aligned.format(*(part for pair in zip(line, widths, strict=True) for part in pair)).rstrip()
-            for line in lines
-        )
+        aligned = "  ".join(f"{{:{side}{width}}}" for side, width in zip("<<>>><", widths, strict=True))
+        return "\n".join(aligned.format(*line).rstrip() for line in lines)
 
 
 @torch.no_grad()
@@ -80,15 +77,12 @@ def sparsity_report(model: nn.Module, masks: Mapping[str, Tensor] | None = None)
         if mask is None and (masks or parameter.ndim < 2):
             others += parameter.numel()
         else:
-            rows.append(_row(plain_name(name), parameter, mask, reparametrised=masks is None))
+            removed = parameter == 0 if mask is None else ~mask.to(parameter.device)
+            # Torch's tools keep the parameter's values and multiply them by the mask in the forward pass.
+            astray = 0 if masks is None else int(torch.count_nonzero(parameter.masked_select(removed)))
+            counts = parameter.numel(), int(removed.sum()), astray
+            rows.append(LayerSparsity(plain_name(name), tuple(parameter.shape), *counts))
     return SparsityReport(tuple(rows), others)
-
-
-def _row(name: str, parameter: Tensor, mask: Tensor | None, reparametrised: bool) -> LayerSparsity:
-    removed = parameter == 0 if mask is None else ~mask.to(parameter.device)
-    # Torch's tools keep the parameter's values and multiply them by the mask in the forward pass.
-    astray = 0 if reparametrised else int(torch.count_nonzero(parameter.masked_select(removed)))
-    return LayerSparsity(name, tuple(parameter.shape), parameter.numel(), int(removed.sum()), astray)
 
 
 def _counts(row: LayerSparsity | SparsityReport) -> tuple[str, str, str]:

@@ -67,26 +67,15 @@ class Method(Protocol):
 class Pruner:
     """Prunes a model in place, one step at a time, and can be saved and resumed between steps.
 
-    If a step fails or is interrupted, the model and the masks are as the step before left them. A resumed run has the
-    same masks and weights as an undisturbed one, bit for bit: build it with the same arguments, and load its state and
-    the model's.
-
+    If a step fails, the model and the masks are as the step before left them. A resumed run, built with the same
+    arguments, has the same masks and weights as an undisturbed one, bit for bit.
     The arguments are those of `mfac.prune`; a `method` takes the place of `options.method`.
-
-    Raises:
-        ValueError: an argument that does not fit; with a process group, on every rank.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        loss_fn: LossFn,
-        batches: Iterable[Batch],
-        sparsity: Sparsity,
-        options: PruningOptions = DEFAULTS,
-        masks: Masks = None,
-        method: Method | None = None,
-    ):
+        self, model: nn.Module, loss_fn: LossFn, batches: Iterable[Batch], sparsity: Sparsity,
+        options: PruningOptions = DEFAULTS, masks: Masks = None, method: Method | None = None,
+    ):  # fmt: skip
         self.options = options
         self._ranks = ranks = ranks_of(options.process_group)
         with ranks.together("checking the arguments"):
@@ -137,12 +126,6 @@ class Pruner:
 
     @torch.no_grad()
     def step(self) -> StepRecord:
-        """Takes the next step.
-
-        Raises:
-            ValueError: the loss of the model is not finite, or there are too few batches.
-            RuntimeError: a loss or a gradient became non-finite, or all steps are done.
-        """
         if self.done:
             raise RuntimeError(f"all {self.total} steps are done; build another Pruner for a higher sparsity")
         history = self.result.history
@@ -169,13 +152,7 @@ class Pruner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resumes from a saved state; load the model's weights as well, before or after.
-
-        Batches that were drawn before are read again and skipped.
-
-        Raises:
-            ValueError: the state belongs to a run with other arguments; nothing is changed then.
-        """
+        """Resumes from a saved state, skipping batches drawn before; load the model's weights as well."""
         if state.get("plan") != self._plain_plan():
             raise ValueError("the state was saved by a run with another plan; build it with the same arguments")
         self.stream.load_state_dict(state["stream"], state["start"])
@@ -207,7 +184,6 @@ class Pruner:
         return StepRecord(step.number, count, *known, seconds, gradient_seconds)
 
     def _write(self, layout: ParameterLayout, theta: Float[Tensor, " d"], removed: Bool[Tensor, " d"]) -> float:
-        """Writes the weights and masks; returns the loss after it."""
         with self.weights.all_or_nothing():
             with self._ranks.together("writing the weights"):
                 self.weights.write(layout, theta, removed)
@@ -218,9 +194,8 @@ class Pruner:
                     average_statistics(norms, self._ranks.sum_)
             loss = self._mean_loss()
             if not math.isfinite(loss):
-                raise RuntimeError(
-                    f"the loss became {loss} in this step, which is undone; use a larger damping or more recomputations"
-                )
+                hint = "use a larger damping or more recomputations"
+                raise RuntimeError(f"the loss became {loss} in this step, which is undone; {hint}")
             return loss
 
     def _mean_loss(self) -> float:
@@ -273,7 +248,6 @@ class FisherMethod:
             raise MemoryError(f"{error}; for prune the way to disk is rows_dir='a folder with room'") from None
 
     def curvature(self, step: Step, measured: Rows) -> Curvature:
-        """The matrix, with a damping chosen by the data if that was requested."""
         ranks, sizes, damping, reduce = self.ranks, step.layout.sizes, self.options.damping, None
         if ranks.size > 1:
             shares, reduce = self._shares(step), ranks.sum_

@@ -13,10 +13,7 @@ Names = str | Iterable[str] | None
 
 
 class MaskedWeights:
-    """The targets and which of their weights are kept; `masks` is {name: bool tensor on the weight's device}.
-
-    `other_masks` are those given for parameters that are not targets, which are passed through.
-    """
+    """The targets and the masks of them; `other_masks` are those of other parameters, passed through."""
 
     def __init__(self, model: nn.Module, targets: Mapping[str, Tensor], masks: Masks = None):
         self.model = model
@@ -42,11 +39,9 @@ class MaskedWeights:
         return ParameterLayout(self.model, list(self.targets), self.masks)
 
     def vector(self, layout: ParameterLayout) -> Float[Tensor, " d"]:
-        """The kept weights in a row, in float64."""
         return self.row_of(layout, {name: tensor.detach().double() for name, tensor in self.targets.items()})
 
     def row_of(self, layout: ParameterLayout, values: Mapping[str, Tensor]) -> Tensor:
-        """One value per weight, in the coordinates of the layout."""
         first = next(iter(values.values()))
         row = torch.empty(layout.dim, dtype=first.dtype, device=layout.device)
         layout.flatten([values[name] for name in layout.names], row)
@@ -54,7 +49,6 @@ class MaskedWeights:
 
     @torch.no_grad()
     def write(self, layout: ParameterLayout, theta: Float[Tensor, " d"], removed: Bool[Tensor, " d"]) -> None:
-        """Sets the masks and the weights; removed weights are exactly 0."""
         values, gone = layout.unflatten(theta), layout.unflatten(removed)
         for name, tensor in self.targets.items():
             mask = self.masks[name] & ~gone[name]
@@ -88,10 +82,8 @@ def choose_targets(model: nn.Module, targets: Names = None, ignore: Names = None
     left_out = set() if ignore is None else matching_ids(model, ignore, "ignore")
     chosen: dict[str, Tensor] = {name: tensor for name, tensor in every.items() if id(tensor) in wanted - left_out}
     if not chosen:
-        raise ValueError(
-            "there is nothing to prune: targets (by default matrices and kernels, no embeddings) and ignore leave no "
-            f"trainable parameter; the model has {some(dict(model.named_parameters()))}"
-        )
+        names = some(dict(model.named_parameters()))
+        raise ValueError(f"there is nothing to prune: targets and ignore leave no weights; the model has {names}")
     return chosen
 
 

@@ -8,29 +8,24 @@ from typing import Annotated, Any
 import typer
 
 from mfac.app.cli.display import ProgressDisplay, show_run
-from mfac.app.cli.options import RUN_PANEL as RUN
-from mfac.app.cli.options import AsJson, Fresh, Out, TaskArgument, command, command_line, number_or_word, option
+from mfac.app.cli.options import PANEL, AsJson, Fresh, Out, TaskArgument, command, command_line, number_or_word, option
 from mfac.app.plan import plan_pruning, plan_training
 from mfac.app.report import write_page
+from mfac.app.runs import training
 from mfac.app.runs.environment import choose_device
-from mfac.app.runs.folder import REPORT, read_run
-from mfac.app.runs.folder import RUN as RECORD
-from mfac.app.runs.optimizers import DEFAULTS, OPTIMIZERS, WINDOWS, OptimizerSettings
+from mfac.app.runs.folder import REPORT, RUN, read_run
 from mfac.app.runs.pruning import SCHEDULES, PruningSettings
 from mfac.app.runs.run import run_task
-from mfac.app.runs.training import SCHEDULES as TRAINING_SCHEDULES
-from mfac.app.runs.training import TrainingSettings
+from mfac.app.runs.training import DEFAULTS, OPTIMIZERS, WINDOWS, OptimizerSettings, TrainingSettings
 from mfac.app.tasks import Task, load_task
 from mfac.pruning.options import METHODS, ORDERS, SCOPES, UPDATES, PruningOptions
 from mfac.pruning.prune import prune as library_prune
 
 WHAT, HOW, GRADUAL, OPTIMIZER, LENGTH = "What is pruned", "How it is chosen", "Gradual pruning", "Optimizers", "Length"
 FOR_PRUNE, FOR_TRAIN = "For mfac prune", "For mfac train"
-GRADUAL_RECOMPUTATIONS = 4
+GRADUAL_RECOMPUTATIONS, COMPARED, OURS = 4, ("mfac", "sgd"), DEFAULTS["mfac"]
 NAMES = {"targets": "--target", "ignore": "--ignore"}
-COMPARED = ("mfac", "sgd")
 EACH = ("lr", "momentum", "weight_decay")  # given to all optimizers, or to one by name
-OURS = DEFAULTS["mfac"]
 Settings = PruningSettings | TrainingSettings
 
 # The options of `mfac.prune` that are options of the command, too.
@@ -64,10 +59,10 @@ LIBRARY = (
     option(PruningSettings, "epochs", int, GRADUAL, min=1),
     option(PruningSettings, "lr", float, GRADUAL, min=0),
     option(PruningSettings, "momentum", float, GRADUAL, min=0),
-    option(PruningSettings, "checkpoint", str, RUN, metavar="FILE"),
-    option(PruningSettings, "seed", int, RUN, min=0),
-    option(PruningSettings, "device", str, RUN),
-    option(PruningSettings, "save_every", float, RUN, min=0),
+    option(PruningSettings, "checkpoint", str, PANEL, metavar="FILE"),
+    option(PruningSettings, "seed", int, PANEL, min=0),
+    option(PruningSettings, "device", str, PANEL),
+    option(PruningSettings, "save_every", float, PANEL, min=0),
 )
 def prune(
     ctx: typer.Context, task: TaskArgument, out: Out = None, fresh: Fresh = False, as_json: AsJson = False, **given: Any
@@ -86,8 +81,7 @@ def prune(
     """
     if given["gradual"]:
         given.setdefault("recomputations", GRADUAL_RECOMPUTATIONS)
-    names = [item.name for item in LIBRARY]
-    options = PruningOptions(**{name: given.pop(name) for name in names if name in given})
+    options = PruningOptions(**{item.name: given.pop(item.name) for item in LIBRARY if item.name in given})
     _run(ctx, load_task(task), PruningSettings(options, **given), out, fresh, as_json)
 
 
@@ -121,14 +115,14 @@ def _by_name(key: str, given: tuple[str, ...], names: tuple[str, ...]) -> dict[s
     option(OptimizerSettings, "num_grads", int, OPTIMIZER, min=1, default=OURS["num_grads"]),
     option(OptimizerSettings, "damping", float, OPTIMIZER, min=0, default=OURS["damping"]),
     option(OptimizerSettings, "window", str, OPTIMIZER, choices=tuple(WINDOWS), default=OURS["window"]),
-    option(TrainingSettings, "schedule", str, OPTIMIZER, choices=TRAINING_SCHEDULES),
+    option(TrainingSettings, "schedule", str, OPTIMIZER, choices=training.SCHEDULES),
     option(TrainingSettings, "epochs", int, LENGTH, min=1),
     option(TrainingSettings, "steps", int, LENGTH, min=1),
     option(TrainingSettings, "eval_every", int, LENGTH, min=1, show_default="an epoch, or a tenth of --steps"),
-    option(TrainingSettings, "checkpoint", str, RUN, metavar="FILE"),
-    option(TrainingSettings, "seeds", list[int], RUN, flag="--seed", min=0),
-    option(TrainingSettings, "device", str, RUN),
-    option(TrainingSettings, "save_every", float, RUN, min=0),
+    option(TrainingSettings, "checkpoint", str, PANEL, metavar="FILE"),
+    option(TrainingSettings, "seeds", list[int], PANEL, flag="--seed", min=0),
+    option(TrainingSettings, "device", str, PANEL),
+    option(TrainingSettings, "save_every", float, PANEL, min=0),
 )
 def train(
     ctx: typer.Context, task: TaskArgument, out: Out = None, fresh: Fresh = False, as_json: AsJson = False, **given: Any
@@ -145,10 +139,10 @@ def train(
       mfac train task.py --optimizer mfac --optimizer task --lr mfac=1.0 --damping 0.05 --epochs 20
     """
     names = given.pop("optimizers", COMPARED)
-    by_name = {key: _by_name(key, given.pop(key, ()), names) for key in EACH}
+    own: dict[str, Any] = {key: _by_name(key, given.pop(key, ()), names) for key in EACH}
     shared: dict[str, Any] = {key: given.pop(key) for key in ("num_grads", "damping", "window")}
-    own: dict[str, dict[str, Any]] = {name: {key: by_name[key].get(name) for key in EACH} for name in names}
-    optimizers = tuple(OptimizerSettings(name, **own[name], **shared) for name in names)
+    each = [shared | {key: own[key].get(name) for key in EACH} for name in names]
+    optimizers = tuple(OptimizerSettings(name, **one) for name, one in zip(names, each, strict=True))
     _run(ctx, load_task(task), TrainingSettings(optimizers, **given), out, fresh, as_json)
 
 
@@ -160,8 +154,8 @@ def _run(ctx: typer.Context, task: Task, settings: Settings, out: Path | None, f
         with ProgressDisplay() as watcher:
             record = run_task(task, settings, folder, command=command_line(ctx), fresh=fresh, watcher=watcher)
     except KeyboardInterrupt:
-        so_far, shown = read_run(folder) if (folder / RECORD).exists() else {}, ""
-        if so_far.get("cells"):
+        shown = ""
+        if (folder / RUN).exists() and (so_far := read_run(folder))["cells"]:
             write_page([so_far], report)
             shown = f" ({report})"
         raise KeyboardInterrupt(f"results so far are in {folder}{shown}; the same command resumes the run") from None
@@ -186,7 +180,7 @@ def _run(ctx: typer.Context, task: Task, settings: Settings, out: Path | None, f
     option(OptimizerSettings, "window", str, FOR_TRAIN, choices=tuple(WINDOWS), show_default="as the weights"),
     option(plan_training, "momentum", float, FOR_TRAIN, min=0),
     option(plan_training, "steps", int, FOR_TRAIN, min=1),
-    option(PruningSettings, "device", str, RUN),
+    option(PruningSettings, "device", str, PANEL),
 )
 def plan(
     task: TaskArgument,

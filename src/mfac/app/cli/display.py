@@ -60,9 +60,9 @@ def show_run(record: dict[str, Any]) -> None:
     """Prints the table of a run: one row for each cell, and in pruning one for the dense model."""
     measure, cells = record["task"]["measure"], record["cells"]
     if record["kind"] == "prune":
-        dense = [record["dense"]] if "dense" in record else []
+        dense = record["dense"]
         rows = [["method", "sparsity", "loss", measure, "seconds", "compact file"]]
-        rows += [["dense", "", number(found["loss"]), number(found["measure"]), "", ""] for found in dense]
+        rows.append(["dense", "", number(dense["loss"]), number(dense["measure"]), "", ""])
         for cell in cells:
             found = [number(cell["loss"]), number(cell["measure"]), f"{cell['seconds']:.1f}"]
             rows.append([cell["label"], f"{cell['sparsity']:.4f}", *found, f"{cell['bytes']['compact']:,} bytes"])

@@ -1,21 +1,23 @@
-"""Commands whose options are made from the arguments that they set: name, default and help are written once."""
+"""Commands whose options are made from the arguments that they set, and whose errors are one line."""
 
 import contextlib
+import errno
 import functools
 import inspect
 import re
 import shlex
+import sysconfig
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from mfac.app.cli.errors import explain
-from mfac.app.tasks import BUILT_IN
+from mfac.app.tasks import BUILT_IN, TaskError
 
 FAILED, INTERRUPTED = 1, 130
-RUN_PANEL, THIS_PANEL = "The run", "This command"
+PANEL, THIS_PANEL = "The run", "This command"
 
 
 def _complete_task(incomplete: str) -> list[str]:
@@ -27,7 +29,7 @@ TASK_HELP = f"What to work on: {', '.join(BUILT_IN)}, a file (task.py, see `mfac
 TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help=TASK_HELP, autocompletion=_complete_task)]
 _out = typer.Option(metavar="FOLDER", help="Folder of the run.", show_default="runs/TASK-COMMAND")
 _fresh = typer.Option("--fresh", help="Start over; what is in the folder is removed.")
-_out.rich_help_panel = _fresh.rich_help_panel = RUN_PANEL
+_out.rich_help_panel = _fresh.rich_help_panel = PANEL
 Out = Annotated[Path | None, _out]
 Fresh = Annotated[bool, _fresh]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.", rich_help_panel=THIS_PANEL)]
@@ -52,7 +54,7 @@ def option(
     if choices:
         more["metavar"] = "|".join(choices)
         more["autocompletion"] = lambda incomplete: [choice for choice in choices if choice.startswith(incomplete)]
-        more["callback"] = _one_of(choices)
+        more["callback"] = lambda value: _one_of(choices, value)
     if more.get("callback") is number_or_word:
         default = "none" if default is None else f"{default}"
     elif isinstance(default, tuple):
@@ -75,14 +77,11 @@ def described(source: Callable[..., Any]) -> dict[str, str]:
     return found
 
 
-def _one_of(choices: Sequence[str]) -> Callable[[Any], Any]:
-    def check(value: Any) -> Any:
-        for item in value if isinstance(value, list) else [value]:
-            if item is not None and item not in choices:
-                raise typer.BadParameter(f"{item!r} is not one of {', '.join(choices)}")
-        return value
-
-    return check
+def _one_of(choices: Sequence[str], value: Any) -> Any:
+    for item in value if isinstance(value, list) else [value]:
+        if item is not None and item not in choices:
+            raise typer.BadParameter(f"{item!r} is not one of {', '.join(choices)}")
+    return value
 
 
 def number_or_word(value: str) -> int | float | str:
@@ -143,3 +142,29 @@ def command_line(ctx: typer.Context) -> str:
             for item in value if isinstance(value, list | tuple) else [value]:
                 words += [param.opts[0]] if isinstance(item, bool) else [param.opts[0], str(item)]
     return shlex.join(words)
+
+
+KNOWN = (ValueError, OSError, ImportError, MemoryError, RuntimeError)
+LIBRARIES = [Path(__file__).parents[2], *(Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib"))]
+
+
+def explain(error: Exception) -> str:
+    """What happened, where in the user's code, and what to do."""
+    text = str(error) or ("not enough memory" if isinstance(error, MemoryError) else type(error).__name__)
+    if isinstance(error, OSError) and error.strerror:
+        if error.errno == errno.ENOSPC:
+            where = f" ({error.filename})" if error.filename else ""
+            return f"the disk is full{where}; nothing is lost: free some space, and the same command resumes the run"
+        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    place = None if isinstance(error, TaskError) else _place(error)
+    text = " ".join(text.split()) + (f" ({place})" if place else "")
+    return text if isinstance(error, KNOWN) else f"{type(error).__name__}: {text}; --debug shows the traceback"
+
+
+def _place(error: Exception) -> str | None:
+    """file:line of the last call in a file that belongs neither to this package, nor to Python, nor to a library."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.is_file() and not any(folder in path.parents for folder in LIBRARIES):
+            return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{frame.lineno}"
+    return None

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
-from mfac.app.report.quantities import SPARSITY, Quantity
-from mfac.app.report.record import Record, Series
+from mfac.app.report.record import SPARSITY, Quantity, Record, Series, capital
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,8 +27,7 @@ THEME = {
 COLOURS, (INK, SOFT, GRID) = list(THEME)[:8], list(THEME)[8:]
 MARKERS, DASHES = "os^Dv*PXph", ("-", "--", ":", "-.")
 WIDTH, HEIGHT = 6.2, 3.4
-Levels = Mapping[str, float]
-NO_LEVELS: Levels = MappingProxyType({})
+NO_LEVELS: Mapping[str, float] = MappingProxyType({})
 STYLE = {
     "svg.fonttype": "none", "text.parse_math": False, "font.sans-serif": ["DejaVu Sans"], "font.size": 10,
     "axes.edgecolor": SOFT, "axes.labelcolor": INK, "axes.grid": True, "axes.axisbelow": True, "grid.color": GRID,
@@ -80,7 +78,7 @@ def columns(entries: Sequence[Record], *keys: str) -> list[Array]:
 
 
 def curve_plot(
-    ident: str, name: str, x: Quantity, y: Quantity, lines: Sequence[Line], dense: Levels = NO_LEVELS, note: str = ""
+    ident: str, name: str, x: Quantity, y: Quantity, lines: Sequence[Line], note: str = "", dense: Any = NO_LEVELS
 ) -> list[Plot]:
     """Lines, and a level for each dense model; nothing if no line has two points."""
     lines = [line for line in lines if line.points]
@@ -108,7 +106,7 @@ def curve_plot(
             axes.set_xlim(left=0)
         axes.set(xlabel="sparsity (% of weights removed)" if x is SPARSITY else x.heading, ylabel=_short(y.heading))
 
-    return [_plot(ident, f"{name} by {x.name}", note, paint)]
+    return [_plot(ident, capital(f"{name} by {x.name}"), note, paint)]
 
 
 def _look(series: Series) -> dict[str, Any]:

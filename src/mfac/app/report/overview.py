@@ -10,8 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from mfac.app.report.figures import Section, Table
-from mfac.app.report.quantities import LOSS, MISSING, Quantity, capital, percent
-from mfac.app.report.record import Record, Series, by_measure, series_of
+from mfac.app.report.record import LOSS, MISSING, Quantity, Record, Series, by_measure, capital, percent, series_of
 
 Summary = tuple[str, Table | None]
 Values = dict[str, dict[float | None, list[float]]]  # by label and sparsity; None: at the end of training
@@ -26,7 +25,6 @@ def summaries(runs: Sequence[Record]) -> list[Summary]:
 
 
 def _summary(measure: Quantity, series: Sequence[Series]) -> Summary:
-    """Of the measure, or of the loss where there is none."""
     measured = any(cell["measure"] is not None for one in series for cell in one.cells)
     quantity, key = (measure, "measure") if measured else (LOSS, "loss")
     higher = measured and series[0].run["task"]["higher_is_better"]
@@ -102,7 +100,6 @@ def run_facts(run: Record) -> dict[str, str]:
 
 
 def _side_by_side(caption: str, headings: Sequence[str], columns: Sequence[Mapping[str, Any]]) -> Table:
-    """Texts as they are, other values as run.json has them."""
     rows = []
     for key in dict.fromkeys(key for column in columns for key in column):
         values = [column.get(key, MISSING) for column in columns]

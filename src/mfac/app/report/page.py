@@ -25,10 +25,6 @@ def write_page(
     """Writes the page of one or several runs (the contents of run.json files), completely or not at all.
 
     `folders` are those of the runs, for the links to their files; None: a single run's is the folder of the page.
-
-    Raises:
-        ValueError: there are no runs, one is not the content of a run.json, or the page's folder does not exist.
-        ImportError: matplotlib is not installed.
     """
     here = Path(path).absolute().parent
     relative = None if folders is None else [os.path.relpath(folder, here) for folder in folders]

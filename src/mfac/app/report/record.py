@@ -1,11 +1,63 @@
-"""Run records (the dicts of run.json) as the report reads them: completed, and grouped into series."""
+"""Run records (the dicts of run.json) as the report reads them: completed, in series, with names and units."""
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mfac.app.report.quantities import Quantity, measure_quantity
+MISSING, SPACE = "–", "\N{NO-BREAK SPACE}"
+UNITS = {  # by base unit: (unit, the smallest value in base units that is written in it, base units in it)
+    "s": (("h", 3 * 3600.0, 3600.0), ("min", 300.0, 60.0), ("s", 0.0, 1.0)),
+    "bytes": (("GiB", 2.0**30, 2.0**30), ("MiB", 2.0**20, 2.0**20), ("KiB", 0.0, 2.0**10)),
+}
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A name and a unit; `factor` converts stored values to the unit; `decimals` None: four significant digits."""
+
+    name: str
+    unit: str = ""
+    factor: float = 1.0
+    decimals: int | None = None
+
+    @property
+    def heading(self) -> str:
+        return f"{self.name} ({self.unit})" if self.unit else self.name
+
+    def text(self, value: float | None, unit: bool = False) -> str:
+        if value is None or not math.isfinite(value):
+            return MISSING
+        shown = value * self.factor
+        text = f"{shown:#.4g}".rstrip(".") if self.decimals is None else f"{shown:,.{self.decimals}f}"
+        return f"{text}{SPACE}{self.unit}" if unit and self.unit else text
+
+
+LOSS, STEP, SPARSITY = Quantity("loss"), Quantity("step", decimals=0), Quantity("sparsity", "%", 100, 2)
+
+
+def measure_quantity(name: str, values: Iterable[float | None]) -> Quantity:
+    """An accuracy between 0 and 1 is written in per cent, every other measure as it is."""
+    share = "accuracy" in name.lower() and all(0 <= value <= 1 for value in values if value is not None)
+    return Quantity(name, "%", 100, 1) if share else Quantity(name)
+
+
+def scaled(name: str, values: Iterable[float | None], base: str) -> Quantity:
+    """A time or a size in the unit that suits its largest value."""
+    largest = max((value for value in values if value is not None), default=0.0)
+    return next(Quantity(name, unit, 1 / size) for unit, least, size in UNITS[base] if largest >= least)
+
+
+def percent(fraction: float) -> str:
+    """A fraction in per cent with no more decimals than it needs: 90 %, 97.5 %."""
+    return f"{round(100 * fraction, 2):g}{SPACE}%"
+
+
+def capital(text: str) -> str:
+    """The text with its first letter capitalized; AUC stays AUC."""
+    return text[:1].upper() + text[1:]
+
 
 Record = dict[str, Any]
 FORMAT, KINDS = 1, ("prune", "train")
@@ -26,11 +78,7 @@ class Series:
 
 
 def completed(runs: Sequence[Any]) -> list[Record]:
-    """Copies of the runs, those of the same title numbered, with both kinds of cells in the same terms.
-
-    Raises:
-        ValueError: there are no runs, or one is not the content of a run.json.
-    """
+    """Copies of the runs, those of the same title numbered, with both kinds of cells in the same terms."""
     if not runs:
         raise ValueError("a report needs at least one run and got an empty list; pass the contents of run.json files")
     for number, run in enumerate(runs, 1):
@@ -38,16 +86,14 @@ def completed(runs: Sequence[Any]) -> list[Record]:
         if found not in [(FORMAT, kind) for kind in KINDS]:
             raise ValueError(f"run {number}: expected the dict of a run.json of format {FORMAT}, got {found}")
     titles, known = [run["title"] for run in runs], []
-    for place, run in enumerate(runs):
-        before, in_all = titles[:place].count(run["title"]), titles.count(run["title"])
-        title = f"{run['title']} ({before + 1})" if in_all > 1 else run["title"]
+    for place, (run, title) in enumerate(zip(runs, titles, strict=True)):
+        title = f"{title} ({titles[:place].count(title) + 1})" if titles.count(title) > 1 else title
         cells = [_completed_cell(cell, run) for cell in run["cells"]]
         known.append({"dense": {}, **run, "title": title, "cells": cells})
     return known
 
 
 def _completed_cell(cell: Record, run: Record) -> Record:
-    """The cell with its final loss and measure, its time, and the losses of its training."""
     if run["kind"] == "prune":
         dense, compact = cell["bytes"]["dense"], cell["bytes"]["compact"]
         more = {"time": cell["seconds"], "compact": compact, "ratio": dense / compact}

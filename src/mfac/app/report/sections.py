@@ -8,11 +8,20 @@ import numpy as np
 from markupsafe import Markup
 
 from mfac.app.report.figures import Line, Plot, Section, Table, columns, curve_plot
-from mfac.app.report.quantities import LOSS, SIZES, SPARSITY, STEP, TIMES, Quantity, capital, percent, scaled
-from mfac.app.report.record import Record, Series, by_measure, series_of
+from mfac.app.report.record import (
+    LOSS,
+    SPARSITY,
+    STEP,
+    Quantity,
+    Record,
+    Series,
+    by_measure,
+    percent,
+    scaled,
+    series_of,
+)
 
-TRAINING_LOSS = Quantity("training loss")
-MOST_POINTS = 100
+TRAINING_LOSS, MOST_POINTS = Quantity("training loss"), 100
 
 
 def result_sections(runs: Sequence[Record]) -> list[Section]:
@@ -22,10 +31,9 @@ def result_sections(runs: Sequence[Record]) -> list[Section]:
     for number, (quantity, group) in enumerate(by_measure(pruned).items()):
         quality += _by_sparsity(f"prune-measure-{number}", quantity, "measure", group)
     for number, (quantity, group) in enumerate(by_measure(trained).items()):
-        name = capital(quantity.name)
-        evaluations += _trace_plots(f"eval-measure-{number}", name, quantity, group, "evaluations", "measure")
-    evaluations += _trace_plots("eval-loss", "Evaluation loss", LOSS, trained, "evaluations", "loss")
-    losses = _trace_plots("training-loss", "Training loss", TRAINING_LOSS, trained, "training", "loss")
+        evaluations += _trace_plots(f"eval-measure-{number}", quantity.name, quantity, group, "evaluations", "measure")
+    evaluations += _trace_plots("eval-loss", "evaluation loss", LOSS, trained, "evaluations", "loss")
+    losses = _trace_plots("training-loss", "training loss", TRAINING_LOSS, trained, "training", "loss")
     return [
         Section("quality", "What pruning costs", quality + _by_sparsity("prune-loss", LOSS, "loss", pruned)),
         Section("layers", "Sparsity by layer, % of weights removed", tables=_layer_tables(pruned)),
@@ -46,7 +54,7 @@ def _by_sparsity(ident: str, quantity: Quantity, key: str, series: Sequence[Seri
         if (level := one.run["dense"].get(key)) is not None:
             dense.setdefault(level, {})[one.run["title"]] = None
     levels = {f"dense · {', '.join(titles)}" if len(dense) > 1 else "dense": level for level, titles in dense.items()}
-    return curve_plot(ident, capital(quantity.name), SPARSITY, quantity, lines, levels)
+    return curve_plot(ident, quantity.name, SPARSITY, quantity, lines, dense=levels)
 
 
 def _layer_tables(series: Sequence[Series]) -> list[Table]:
@@ -66,7 +74,6 @@ def _shaded(share: float) -> str:
 
 
 def _step_tables(series: Sequence[Series]) -> list[Table]:
-    """Of each method, the steps on the way to its highest sparsity."""
     tables = []
     for one in series:
         steps = max((cell["steps"] for cell in one.cells), key=lambda steps: steps[-1]["sparsity"])
@@ -81,13 +88,12 @@ def _step_tables(series: Sequence[Series]) -> list[Table]:
 
 
 def _tuning(series: Sequence[Series]) -> list[Plot]:
-    """The training losses between the steps of gradual pruning, cell by cell."""
     alone = []
     for one in series:
         for number, cell in enumerate(cell for cell in one.cells if cell["training"]):
             label = one.label if len(one.cells) == 1 else f"{one.label} at {percent(cell['asked'])}"
             alone.append(replace(one, label=label, repeat=one.repeat + number, cells=[cell]))
-    return _trace_plots("tuning-loss", "Training loss", TRAINING_LOSS, alone, "training", "loss")
+    return _trace_plots("tuning-loss", "training loss", TRAINING_LOSS, alone, "training", "loss")
 
 
 def _trace_plots(
@@ -111,14 +117,14 @@ def _trace_plots(
         over |= {text: None for text, count in (("seeds", len(seeds)), ("neighbouring values", width)) if count > 1}
     note = f"Mean over {' and '.join(over)}; the band is the range." if over else ""
     plots = curve_plot(f"{ident}-step", name, STEP, quantity, by_step, note=note)
-    time = scaled("time", (x for line in by_time for x, _ in line.points), TIMES)
+    time = scaled("time", (x for line in by_time for x, _ in line.points), "s")
     return plots + curve_plot(f"{ident}-second", name, time, quantity, by_time, note=note)
 
 
 def _cell_table(series: Sequence[Series]) -> list[Table]:
     """One row per cell with links to its files; columns that no cell has are left out."""
     cells = [(one, cell) for one in series for cell in one.cells]
-    time = scaled("time", (cell["time"] for _, cell in cells), TIMES)
+    time = scaled("time", (cell["time"] for _, cell in cells), "s")
     known = {
         "asked": Quantity("asked for", "%", 100, 1),
         "sparsity": SPARSITY,
@@ -129,8 +135,8 @@ def _cell_table(series: Sequence[Series]) -> list[Table]:
         **{f"measure {group[0].run['task']['measure']}": quantity for quantity, group in by_measure(series).items()},
         "time": time,
         "gradient_seconds": replace(time, name="gradients"),
-        "peak_bytes": scaled("peak memory", (cell["peak_bytes"] for _, cell in cells), SIZES),
-        "compact": scaled("compact file", (cell.get("compact") for _, cell in cells), SIZES),
+        "peak_bytes": scaled("peak memory", (cell["peak_bytes"] for _, cell in cells), "bytes"),
+        "compact": scaled("compact file", (cell.get("compact") for _, cell in cells), "bytes"),
         "ratio": Quantity("times smaller"),
     }
     shown = [(key, one) for key, one in known.items() if any(cell.get(key) is not None for _, cell in cells)]

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import resource
 import sys
 from pathlib import Path
@@ -12,11 +13,7 @@ from mfac import __version__
 
 
 def choose_device(name: str) -> torch.device:
-    """The device called "cpu", "cuda", "cuda:1" ..., if it can be used.
-
-    Raises:
-        ValueError: torch does not know the name, or the machine has no such device.
-    """
+    """The device called "cpu", "cuda", "cuda:1" ...; ValueError if it cannot be used."""
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
@@ -30,12 +27,14 @@ def choose_device(name: str) -> torch.device:
 
 def environment(device: torch.device | str = "cpu") -> dict[str, object]:
     """Versions and hardware, for the record of a run."""
+    path = Path("/proc/cpuinfo")
+    names = re.findall(r"^model name\s*: (.*)", path.read_text() if path.exists() else "", re.MULTILINE)
     return {
         "mfac": __version__,
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "processor": _processor(),
+        "processor": names[0].strip() if names else platform.processor(),
         "threads": torch.get_num_threads(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "device": str(device),
@@ -46,9 +45,3 @@ def process_peak_bytes() -> int:
     """The peak memory of this process so far."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
-
-
-def _processor() -> str:
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())

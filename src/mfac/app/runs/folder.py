@@ -1,14 +1,83 @@
-"""The folder of a run: run.json, which is always complete, and a sub-folder per cell. One process at a time writes."""
+"""The folder of a run: run.json, always complete, and the files of its cells. One process at a time writes."""
 
 import datetime
 import fcntl
 import json
+import os
+import pickle
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mfac.app.runs.files import writing
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_model, save_model
+from torch import Tensor, nn
+
+from mfac.pruning.atomic_file import replacing
+from mfac.pruning.compact_file import FORMAT as COMPACT
+from mfac.pruning.compact_file import load_compact
+
+INNER = ("state_dict", "model_state_dict", "model")  # names of the weights inside the checkpoints of training scripts
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[Path]:
+    """A draft that replaces `path` at the end of the block; all errors are OSErrors, with the system's error number."""
+    try:
+        with replacing(path) as draft:
+            yield draft
+    except (OSError, RuntimeError, SafetensorError) as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            in_text = re.search(r"os error (\d+)", str(cause))  # as safetensors reports it
+            number = cause.errno if isinstance(cause, OSError) else int(in_text[1]) if in_text else None
+            if number is not None:
+                raise OSError(number, os.strerror(number), str(path)) from error
+            cause = cause.__cause__ or cause.__context__
+        raise OSError(f"{path} cannot be written: {error}") from error
+
+
+def save_weights(model: nn.Module, path: Path) -> None:
+    """Saves a model's state as safetensors; tied tensors are stored once."""
+    with writing(path) as draft:
+        save_model(model, str(draft), metadata={"format": "pt"})
+
+
+def load_checkpoint(path: Path, model: nn.Module) -> None:
+    """Loads a state_dict (of torch.save or safetensors) or a compact file; ValueError if it does not fit the model."""
+    if not path.is_file():
+        raise ValueError(f"there is no checkpoint {path}; expected a state_dict saved by torch.save or safetensors")
+    try:
+        if path.suffix != ".safetensors":
+            model.load_state_dict({name.removeprefix("module."): value for name, value in _read_torch(path).items()})
+            return
+        with safe_open(path, framework="pt") as file:
+            is_compact = (file.metadata() or {}).get("format") == COMPACT
+        (load_compact(path, model) if is_compact else load_model(model, path))
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a complete safetensors file ({error})") from None
+    except RuntimeError as error:  # its first line names the model, its second the first difference
+        problem = " ".join(line.strip() for line in str(error).splitlines()[1:2]) or str(error)
+        raise ValueError(f"{path} does not fit the model: {problem}") from None
+
+
+def _read_torch(path: Path) -> Mapping[str, Tensor]:
+    try:
+        found: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        problem = "contains more than tensors, and loading it could run code; save model.state_dict() instead"
+        raise ValueError(f"{path} {problem}") from None
+    except (RuntimeError, EOFError, KeyError) as error:
+        raise ValueError(f"{path} is not a complete file of torch.save ({str(error).partition(chr(10))[0]})") from None
+    if isinstance(found, Mapping):
+        found = next((found[key] for key in INNER if isinstance(found.get(key), Mapping)), found)
+    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise ValueError(f"{path} holds a {type(found).__name__} and not a state_dict (name: tensor)")
+    return found
+
 
 FORMAT = 1
 RUN, REPORT, DENSE, LOCK, STATE = "run.json", "report.html", "dense.safetensors", ".lock", "state.pt"
@@ -43,12 +112,9 @@ class RunFolder:
 
 @contextmanager
 def open_run(path: Path, description: Record, *, fresh: bool = False) -> Iterator[RunFolder]:
-    """Opens the folder of a run, new or to be resumed, and locks it.
+    """Opens and locks the folder of a run, new or to be resumed; ValueError if it is in use or holds something else.
 
     `fresh` starts over; a run without any result is replaced in any case.
-
-    Raises:
-        ValueError: the folder belongs to another run or to something else, or another process is using it.
     """
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path} is a file; choose another folder (--out)")
@@ -71,11 +137,7 @@ def open_run(path: Path, description: Record, *, fresh: bool = False) -> Iterato
 
 
 def read_run(path: Path) -> Record:
-    """The record of a run, from its folder or from its run.json.
-
-    Raises:
-        ValueError: there is none, or it has another format.
-    """
+    """The record of a run, from its folder or its run.json; ValueError if there is none, or in another format."""
     file = path / RUN if path.is_dir() else path
     if not file.is_file():
         raise ValueError(f"{path} is not a run folder (it has no {RUN}); `mfac prune` and `mfac train` create one")
@@ -94,7 +156,6 @@ def _now() -> str:
 
 
 def _facts(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What tells one run from another."""
     found = {"the command": record["kind"]}
     for part, prefix in (("task", "task "), ("model", "model "), ("settings", ""), ("digests", "the content of ")):
         found |= {f"{prefix}{key}": value for key, value in record[part].items() if key not in PATHS}

@@ -9,32 +9,21 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from mfac.app.runs.environment import process_peak_bytes
-from mfac.app.runs.files import load_checkpoint, save_weights, writing
-from mfac.app.runs.folder import DENSE, Record
-from mfac.app.runs.measures import finite, measure
-from mfac.app.runs.optimizers import OptimizerSettings, make_optimizer
+from mfac.app.runs.folder import DENSE, Record, load_checkpoint, save_weights, writing
 from mfac.app.runs.run import Cell, SavedRun, check_settings
-from mfac.app.runs.task_batches import TaskBatches
-from mfac.app.runs.training import TrainingLoop
+from mfac.app.runs.task_batches import TaskBatches, finite, measure
+from mfac.app.runs.training import OptimizerSettings, TrainingLoop, make_optimizer
 from mfac.app.tasks import Task
 from mfac.gradients.model_state import seeded
-from mfac.pruning import (
-    GradualPruner,
-    Pruner,
-    PruningOptions,
-    StepRecord,
-    geometric_schedule,
-    polynomial_schedule,
-    save_compact,
-    save_masks,
-)  # fmt: skip
+from mfac.pruning import GradualPruner, Pruner, PruningOptions, StepRecord, geometric_schedule, polynomial_schedule
 from mfac.pruning.budget import check_sparsity
+from mfac.pruning.compact_file import save_compact
+from mfac.pruning.masks import save_masks
 from mfac.pruning.patterns import NOfM, parse_pattern
 from mfac.pruning.weights import choose_targets
 
 SCHEDULES = {"geometric": geometric_schedule, "polynomial": polynomial_schedule}
-FINE_TUNING_LR = 0.01
-OPTIONS = PruningOptions()
+FINE_TUNING_LR, OPTIONS = 0.01, PruningOptions()
 NOT_RECORDED, OF_GRADUAL = ("options", "save_every"), ("schedule", "steps", "epochs", "lr", "momentum")
 OWN_OPTIONS = ("method", "floor", "bn_batches", "rows_dir", "seed", "progress", "process_group")
 
@@ -80,13 +69,11 @@ class PruningSettings:
 
     @property
     def fixed_sparsity(self) -> float | None:
-        """That of an N:M pattern."""
         pattern = parse_pattern(self.options.pattern)
         return pattern.sparsity if isinstance(pattern, NOfM) else None
 
     @property
     def asked(self) -> tuple[float, ...]:
-        """The sparsities; 0.9 if none is given."""
         return self.sparsities or (self.fixed_sparsity or 0.9,)
 
     def flat(self) -> dict[str, Any]:
@@ -96,17 +83,12 @@ class PruningSettings:
         options = {key: value for key, value in vars(self.options).items() if key not in OWN_OPTIONS}
         return {**own, "sparsities": self.asked, **options}
 
-    def cell_options(self, method: str) -> PruningOptions:
-        return replace(self.options, method=method, seed=self.seed, progress=False)
-
     def optimizer(self, task: Task) -> OptimizerSettings:
-        """That of gradual pruning."""
         if self.lr is None and task.optimizer is not None:
             return OptimizerSettings("task")
         return OptimizerSettings("sgd", FINE_TUNING_LR if self.lr is None else self.lr, self.momentum)
 
     def check(self, task: Task, model: nn.Module) -> None:
-        """Raises ValueError for invalid settings."""
         check_settings(self, ("steps", "epochs"), SCHEDULES, method=self.methods, sparsity=self.asked)
         for method in self.methods:
             replace(self.options, method=method)
@@ -118,7 +100,6 @@ class PruningSettings:
         choose_targets(model, self.options.targets, self.options.ignore)
 
     def carry_out(self, run: SavedRun, model: nn.Module) -> None:
-        """Prunes by all methods to all sparsities, each from the same dense weights."""
         self._pretrain(run, model)
         if "dense" not in run.folder.record:
             run.folder.put(dense=measure(run.task, model, run.device))
@@ -143,8 +124,7 @@ class PruningSettings:
 
 
 def _one_shot(settings: PruningSettings, model: nn.Module, method: str, sparsity: float, cell: Cell) -> Record:
-    """A `Pruner`, saved after each of its steps."""
-    task, options = cell.run.task, settings.cell_options(method)
+    task, options = cell.run.task, replace(settings.options, method=method, seed=settings.seed, progress=False)
     batches = TaskBatches(task, cell.run.device)
     pruner = Pruner(model, task.loss, batches, sparsity, options)
     cell.begin(pruner.total, lambda: pruner.steps_done, model=model, pruner=pruner)
@@ -159,17 +139,14 @@ def _one_shot(settings: PruningSettings, model: nn.Module, method: str, sparsity
 
 
 def _gradual(settings: PruningSettings, model: nn.Module, method: str, sparsity: float, cell: Cell) -> Record:
-    """A `GradualPruner`, and training after each of its steps."""
     task, device = cell.run.task, cell.run.device
     batches = TaskBatches(task, device)
     optimizer = make_optimizer(settings.optimizer(task), task, model)
     schedule = [sparsity]  # an N:M pattern has one sparsity, and one step
     if settings.fixed_sparsity is None:
         schedule = SCHEDULES[settings.schedule](0.0, sparsity, settings.steps)
-    pruner = GradualPruner(
-        model, task.loss, batches, schedule, optimizer=optimizer, reset_momentum=True,
-        **vars(settings.cell_options(method)),
-    )  # fmt: skip
+    options = vars(replace(settings.options, method=method, seed=settings.seed, progress=False))
+    pruner = GradualPruner(model, task.loss, batches, schedule, optimizer=optimizer, reset_momentum=True, **options)
     each, total = settings.epochs * batches.count(), len(schedule)
     loop = TrainingLoop(task, model, device, optimizer, total * each, settings.seed)
     cell.begin(total, lambda: loop.done / each, loop=loop, pruner=pruner)
@@ -181,10 +158,8 @@ def _gradual(settings: PruningSettings, model: nn.Module, method: str, sparsity:
             continue
         loop.advance()
         if loop.is_diverged:
-            raise RuntimeError(
-                f"the loss was not finite at step {loop.done} of the training between pruning steps; "
-                "use a lower learning rate (--lr)"
-            )
+            where = f"step {loop.done} of the training between pruning steps"
+            raise RuntimeError(f"the loss was not finite at {where}; use a lower learning rate (--lr)")
         cell.at(loop.done / each, "training")
     history = [record for records in pruner.history for record in records]
     pairs = enumerate(zip(loop.seconds, loop.losses, strict=True), 1)

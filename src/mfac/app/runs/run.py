@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from mfac.app.runs.environment import choose_device, environment
-from mfac.app.runs.files import load_checkpoint, writing
-from mfac.app.runs.folder import STATE, Record, RunFolder, open_run
+from mfac.app.runs.folder import STATE, Record, RunFolder, load_checkpoint, open_run, writing
 from mfac.app.tasks import Task
 from mfac.gradients.model_state import seeded
 
@@ -26,10 +25,7 @@ if TYPE_CHECKING:
 
 
 class Watcher:
-    """Is told where a run is: a cell of `total` steps begins, so many are done, it ends; and messages for the user.
-
-    This one ignores it; a display overrides the methods.
-    """
+    """Is told where a run is, and what to tell the user; this one ignores it, a display overrides the methods."""
 
     def begin(self, what: str, total: float) -> None: ...
     def at(self, done: float, note: str = "") -> None: ...
@@ -38,20 +34,9 @@ class Watcher:
 
 
 def run_task(
-    task: Task,
-    settings: "Settings",
-    path: Path,
-    *,
-    command: str = "",
-    fresh: bool = False,
-    watcher: Watcher | None = None,
+    task: Task, settings: "Settings", path: Path, command: str = "", fresh: bool = False, watcher: Watcher | None = None
 ) -> Record:
-    """Prunes or trains, as the settings say, or resumes the interrupted run in the folder; the record of run.json.
-
-    Raises:
-        ValueError: invalid settings, a checkpoint of another model, or the folder of another run.
-        OSError: a file could not be written; the old one is left in place.
-    """
+    """Prunes or trains, as the settings say, or resumes the interrupted run in the folder; the record of run.json."""
     device = choose_device(settings.device)
     model = build_model(task, device, (*settings.seeds, 0)[0], settings.checkpoint)
     settings.check(task, model)
@@ -135,8 +120,8 @@ def check_settings(
 
 
 def _describe(task: Task, settings: "Settings", command: str, model: nn.Module, device: torch.device) -> Record:
-    """The entries of run.json that identify a run."""
-    files = {"the task": _task_file(task), "the checkpoint": settings.checkpoint}
+    found = importlib.util.find_spec(task.source) if task.source and not task.source.endswith(".py") else None
+    files = {"the task": found.origin if found else task.source, "the checkpoint": settings.checkpoint}
     parameters = list(model.parameters())
     return {
         "kind": settings.kind,
@@ -148,8 +133,3 @@ def _describe(task: Task, settings: "Settings", command: str, model: nn.Module, 
         "settings": json.loads(json.dumps(settings.flat())),  # as it is read back: lists, no tuples
         "digests": {what: hashlib.sha256(Path(file).read_bytes()).hexdigest() for what, file in files.items() if file},
     }
-
-
-def _task_file(task: Task) -> str | None:
-    found = importlib.util.find_spec(task.source) if task.source and not task.source.endswith(".py") else None
-    return task.source or None if found is None else found.origin

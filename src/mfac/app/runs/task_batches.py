@@ -1,22 +1,23 @@
-"""A task's training batches on the device of a run, drawn from the seeds of the run."""
+"""A task's batches on the device of a run, drawn from the seeds of the run; the loss and measure of a model."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count, islice
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from mfac.app.tasks import Task
-from mfac.gradients.batches import move
-from mfac.gradients.model_state import seeded
+from mfac.gradients.batches import move, sample_tensors
+from mfac.gradients.model_state import evaluation, seeded
 
 
 class TaskBatches:
-    """The batches of a task; each pass calls `train_batches()` again.
+    """The batches of a task, with a call of `on_batch` for each; each pass calls `train_batches()` again.
 
-    A loader with its own generator is seeded from the global random state at the start of each pass. `on_batch` is
-    called for every batch.
+    A loader with its own generator is seeded from the global random state at the start of each pass.
     """
 
     def __init__(self, task: Task, device: torch.device):
@@ -33,11 +34,7 @@ class TaskBatches:
             yield move(batch, self._device)
 
     def count(self) -> int:
-        """The number of batches in one pass.
-
-        Raises:
-            ValueError: there are none.
-        """
+        """The number of batches in one pass; ValueError if there are none."""
         batches = self._task.train_batches()
         try:
             found = len(batches)  # type: ignore[arg-type]
@@ -53,9 +50,6 @@ def epochs(batches: Iterable[Any], seed: int, epoch: int = 0, skip: int = 0) -> 
     """Endless passes from an epoch on, without its first `skip` batches: (epoch, batches drawn of it, batch).
 
     The random numbers of a batch (order, augmentation) depend on the seed, the epoch and its place alone.
-
-    Raises:
-        ValueError: an epoch has no batches.
     """
     for current in count(epoch):
         drawn, iterator = 0, None
@@ -70,3 +64,46 @@ def epochs(batches: Iterable[Any], seed: int, epoch: int = 0, skip: int = 0) -> 
                 yield current, drawn, found[0]
         if not drawn:
             raise ValueError("train_batches() returned no batches; at least one is required")
+
+
+TRAIN_BATCHES = 8  # for the loss of a task without held-out batches
+LABELS = (torch.int64, torch.int32, torch.uint8)
+
+
+def measure(task: Task, model: nn.Module, device: torch.device) -> dict[str, float | None]:
+    """{"loss": mean over the held-out batches (or the first training batches), "measure": the task's}.
+
+    A task without `evaluate` is measured by its accuracy, if its held-out batches are (inputs, labels) and the model
+    returns class scores. Unknown and non-finite values are None. The model, its mode and the random state are left as
+    they were.
+    """
+    total = samples = correct = labelled = 0.0
+    with evaluation(model), torch.no_grad(), seeded(0):
+        batches = task.eval_batches() if task.eval_batches else islice(TaskBatches(task, device), TRAIN_BATCHES)
+        for batch in (move(batch, device) for batch in batches):
+            tensors = sample_tensors(batch)
+            size = len(tensors[0]) if tensors else 1
+            total, samples = total + size * float(task.loss(model, batch)), samples + size
+            hits = _hits(model, batch) if task.eval_batches and task.evaluate is None else None
+            if hits is not None:
+                correct, labelled = correct + float(hits.sum()), labelled + len(hits)
+    found = correct / labelled if labelled else None
+    if task.evaluate is not None:
+        with evaluation(model):
+            found = finite(float(task.evaluate(model)))
+    return {"loss": finite(total / samples) if samples else None, "measure": found}
+
+
+def finite(value: float | None) -> float | None:
+    """The value, or None if JSON cannot express it."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _hits(model: nn.Module, batch: Any) -> Tensor | None:
+    """Which labels agree with the largest class score; None if this is no batch of labels or no table of scores."""
+    labels = batch[1] if isinstance(batch, list | tuple) and len(batch) == 2 else None
+    if not isinstance(labels, Tensor) or labels.ndim != 1 or labels.dtype not in LABELS:
+        return None
+    output = model(batch[0])
+    is_table = isinstance(output, Tensor) and output.ndim == 2 and len(output) == len(labels) and output.shape[1] > 1
+    return output.argmax(1) == labels if is_table else None

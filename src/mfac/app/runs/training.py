@@ -12,16 +12,77 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mfac.app.runs.environment import process_peak_bytes
-from mfac.app.runs.files import save_weights
-from mfac.app.runs.folder import Record
-from mfac.app.runs.measures import finite, measure
-from mfac.app.runs.optimizers import OptimizerSettings, make_optimizer
+from mfac.app.runs.folder import Record, save_weights
 from mfac.app.runs.run import Cell, SavedRun, build_model, check_settings
-from mfac.app.runs.task_batches import TaskBatches, epochs
+from mfac.app.runs.task_batches import TaskBatches, epochs, finite, measure
 from mfac.app.tasks import Task
 from mfac.gradients.model_state import random_state, set_random_state
+from mfac.optimizer import MFAC
+from mfac.windows.int8 import Int8
+from mfac.windows.storage import Window
+from mfac.windows.topk import TopK
 
-SCHEDULES = ("cosine", "constant")
+WINDOWS: dict[str, Window] = {
+    "float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16,
+    "int8": Int8(), "topk": TopK(),
+}  # fmt: skip
+# M-FAC in the units of normalize="sum", where one learning rate and one damping suit every number of gradients.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "mfac": {"lr": 0.5, "num_grads": 64, "damping": 0.1, "momentum": 0.0, "weight_decay": 0.0, "window": "float32"},
+    "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.0},
+    "adam": {"lr": 1e-3, "weight_decay": 0.0},
+    "adamw": {"lr": 1e-3, "weight_decay": 0.01},
+    "task": {},
+}
+OPTIMIZERS, SCHEDULES = tuple(DEFAULTS), ("cosine", "constant")
+OTHERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """One optimizer; None means its default (see `DEFAULTS`). Settings that it does not have are ignored.
+
+    Args:
+        name: one of `OPTIMIZERS`.
+        lr: learning rate, of all optimizers or of one; may be repeated.
+        momentum: momentum of mfac and sgd; may be repeated.
+        weight_decay: weight decay, of all optimizers or of one; may be repeated.
+        num_grads: gradients in the window of mfac.
+        damping: damping of mfac, in the units of normalize="sum".
+        window: how mfac stores its gradients; topk keeps 1 % of each.
+    """
+
+    name: str
+    lr: float | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
+    num_grads: int | None = None
+    damping: float | None = None
+    window: str | None = None
+
+    def filled(self) -> dict[str, Any]:
+        """All settings that this optimizer has."""
+        given = {key: getattr(self, key) for key in DEFAULTS[self.name]}
+        return DEFAULTS[self.name] | {key: value for key, value in given.items() if value is not None}
+
+
+def make_optimizer(settings: OptimizerSettings, task: Task, model: nn.Module) -> Optimizer:
+    """The optimizer for a model's trainable parameters; errors are those of its class."""
+    if settings.name not in OPTIMIZERS:
+        raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, not {settings.name!r}")
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    params = [parameter for _, parameter in named]
+    if settings.name == "task":
+        if task.optimizer is None:
+            raise ValueError(f"the task {task.name} defines no optimizer; choose one of {', '.join(OPTIMIZERS[:-1])}")
+        return task.optimizer(params)
+    values = settings.filled()
+    if settings.name != "mfac":
+        return OTHERS[settings.name](params, **values)
+    window = values.pop("window")
+    if window not in WINDOWS:
+        raise ValueError(f"window must be one of {', '.join(WINDOWS)}, not {window!r}")
+    return MFAC(named, **values, normalize="sum", window=WINDOWS[window])
 
 
 @dataclass(frozen=True)
@@ -58,14 +119,12 @@ class TrainingSettings:
         return {"optimizers": [o.name for o in self.optimizers], **own, **each}
 
     def check(self, task: Task, model: nn.Module) -> None:
-        """Raises ValueError for invalid settings."""
         names = tuple(optimizer.name for optimizer in self.optimizers)
         check_settings(self, ("epochs", "steps", "eval_every"), SCHEDULES, optimizer=names, seed=self.seeds)
         for optimizer in self.optimizers:
             make_optimizer(optimizer, task, model)
 
     def carry_out(self, run: SavedRun, model: nn.Module) -> None:
-        """Trains by all optimizers with all seeds."""
         every = max(1, self.steps // 10) if self.steps else TaskBatches(run.task, run.device).count()
         for seed, optimizer in product(self.seeds, self.optimizers):
             facts = {"label": optimizer.name, "optimizer": optimizer.name, "seed": seed}
@@ -133,26 +192,22 @@ class TrainingLoop:
 
     @property
     def is_diverged(self) -> bool:
-        """Whether the last loss was not finite, which ends the training."""
         return bool(self.losses) and self.losses[-1] is None
 
     def advance(self) -> bool:
         """Trains on the next batch; False if there is nothing left to do."""
-        if self._is_over:
+        if self.done == self.total or self.is_diverged:
             return False
         self.model.train()
         began = time.perf_counter()
         self._epoch, self._batch, batch = next(self._stream)
         self._train_on(batch)
         self.seconds.append((self.seconds[-1] if self.seconds else 0.0) + time.perf_counter() - began)
-        if self.eval_every is not None and (self._is_over or self.done % self.eval_every == 0):
+        is_over = self.done == self.total or self.is_diverged
+        if self.eval_every is not None and (is_over or self.done % self.eval_every == 0):
             found = measure(self.task, self.model, self.device)
             self.evaluations.append({"step": self.done, "second": round(self.seconds[-1], 4), **found})
         return True
-
-    @property
-    def _is_over(self) -> bool:
-        return self.done == self.total or self.is_diverged
 
     def _train_on(self, batch: Any) -> None:
         if self.cosine:
@@ -168,7 +223,6 @@ class TrainingLoop:
         self.losses.append(value)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values and tensors for `torch.save`, to be saved before the next step."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -178,7 +232,6 @@ class TrainingLoop:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resumes from a saved state, random state included."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.losses, self.seconds, self.evaluations = state["lists"]

@@ -1,4 +1,4 @@
-"""Loads and checks tasks. An error in a user's code becomes one line with its place in the user's file."""
+"""Tasks, loaded and checked. An error in a user's code becomes one line with its place in the user's file."""
 
 import difflib
 import functools
@@ -7,8 +7,9 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +17,44 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mfac.app.tasks.task import Task, TaskError
+
+class TaskError(ValueError):
+    """A task that cannot be used. The message is one line: where, what was expected, and what to do."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model and its data.
+
+    Random numbers (initial weights, the order of batches) come from the global random states, which a run seeds.
+
+    Args:
+        name: shown to people and used in file names.
+        model: makes the model.
+        train_batches: makes an iterable of batches; one pass over it is an epoch.
+        loss: (model, batch) -> scalar.
+        evaluate: model -> the measure, for example the accuracy.
+        eval_batches: makes held-out batches for the loss; also for the accuracy, if `evaluate` is None and the model
+            returns class scores.
+        optimizer: parameters -> optimizer, for training between the steps of gradual pruning.
+        measure: name of the number that `evaluate` returns.
+        higher_is_better: whether a higher measure is a better one.
+        source: the file or module that the task was loaded from; "" for a built-in task.
+        pretrain: trains a newly made model in place.
+    """
+
+    name: str
+    model: Callable[[], nn.Module]
+    train_batches: Callable[[], Iterable[Any]]
+    loss: Callable[[nn.Module, Any], Tensor]
+    evaluate: Callable[[nn.Module], float] | None = None
+    eval_batches: Callable[[], Iterable[Any]] | None = None
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None
+    measure: str = "accuracy"
+    higher_is_better: bool = True
+    source: str = ""
+    pretrain: Callable[[nn.Module], None] | None = None
+
 
 BUILT_IN = {"digits": "mfac.app.tasks.digits"}
 # The functions of a task: what each is called with, the type that it returns, and the name of that type.
@@ -48,7 +86,11 @@ def load_task(spec: str) -> Task:
             return _from_module(importlib.import_module(BUILT_IN[spec]), spec, "")
         except ModuleNotFoundError:
             raise TaskError(f"the task {spec} requires scikit-learn: pip install 'torch-mfac[demo]'") from None
-    if spec.endswith(".py") or "/" in spec or "\\" in spec:
+    is_file = spec.endswith(".py") or "/" in spec or "\\" in spec
+    folder = str(Path(spec).resolve().parent if is_file else Path.cwd())  # as for `python FILE` or `python -m MODULE`
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    if is_file:
         return _from_module(_import_file(Path(spec)), Path(spec).stem, str(Path(spec)))
     return _from_module(_import_module(spec), spec, spec)
 
@@ -75,7 +117,6 @@ def _import_file(path: Path) -> ModuleType:
         raise TaskError(f"there is no file {path}; `mfac init {path}` writes a task file to start from")
     if path.suffix != ".py":
         raise TaskError(f"{path} does not end in .py; a task is {KINDS}")
-    _search(path.resolve().parent)  # as for `python task.py`: the file can import its neighbours
     name = f"mfac_task_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     assert spec is not None
@@ -88,7 +129,6 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _import_module(name: str) -> ModuleType:
-    _search(Path.cwd())  # as for `python -m package.module`
     try:
         spec = importlib.util.find_spec(name) if all(map(str.isidentifier, name.split("."))) else None
     except ModuleNotFoundError as error:
@@ -101,11 +141,6 @@ def _import_module(name: str) -> ModuleType:
         raise TaskError(f"there is no task {name!r}; {hint}a task is {KINDS}")
     with _blaming(Path(spec.origin), Path(spec.origin), "importing it"):
         return importlib.import_module(name)
-
-
-def _search(folder: Path) -> None:
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
 
 
 def _from_module(module: ModuleType, name: str, source: str) -> Task:
