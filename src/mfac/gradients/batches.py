@@ -89,11 +89,7 @@ def move(batch: Batch, device: torch.device) -> Batch:
 
 
 def placed(batch: Batch, device: torch.device | None) -> Batch:
-    """The batch with its tensors on `device` (None: where they are), at addresses that torch itself would choose.
-
-    The last bit of a matrix product can depend on where the memory begins. Views and arrays of other libraries begin
-    anywhere; copies of them give the same bits in every process.
-    """
+    """The batch with its tensors on `device` (None: where they are), aligned: the last bits depend on it."""
     moved = batch if device is None else move(batch, device)
     if all(tensor.data_ptr() % ALIGNMENT == 0 for tensor in tensors(moved)):
         return moved

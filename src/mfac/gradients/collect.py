@@ -316,10 +316,7 @@ def _check_finite(chunk: Chunk, losses: list[float], rows: Tensor) -> None:
 
 
 def new_rows(num_grads: int, dim: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "m d"]:
-    """Zeros that the system hands out page by page when they are written to.
-
-    The large parts of a row that stay zero (an embedding's) then cost nothing; `torch.zeros` writes them.
-    """
+    """Zeros that take memory only where they are written to, unlike `torch.zeros`; or MemoryError."""
     row = dim * dtype.itemsize
     needed, available = num_grads * row, available_memory(device)
     if available is not None and needed > available:

@@ -10,10 +10,7 @@ from torch.nn import functional as F
 
 
 class Noise:
-    """Random numbers for a batch of as many equal parts as there are seeds.
-
-    Those of a part depend on its seed alone: not on the other parts, nor on the device, as they are drawn on the CPU.
-    """
+    """Random numbers for a batch of as many equal parts as there are seeds, each from its seed alone."""
 
     def __init__(self, seeds: Sequence[int]):
         self.seeds = seeds

@@ -109,10 +109,7 @@ class BranchError(Exception):
 
 
 class Interception(TorchFunctionMode):
-    """Catches layers by the ids of their weights, attention, and branches on data; notes the layers in `uses`.
-
-    `each` is a tensor that `vmap` maps over, which makes every caught call a mapped one.
-    """
+    """Catches layers by the ids of their weights, attention and branches; `each` makes caught calls mapped ones."""
 
     def __init__(self, caught: set[int], each: Tensor, uses: list[Use]):
         super().__init__()

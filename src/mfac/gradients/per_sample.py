@@ -27,10 +27,7 @@ FIRST_CHUNK, LARGEST_CHUNK = 8, 128
 
 
 class ChunkPlan(NamedTuple):
-    """How samples become rows: "vmap" or "loop", and the lengths of the first chunk and of the others.
-
-    Rounding may differ between methods and lengths, so a resumed run follows the plan that it began with.
-    """
+    """How samples become rows, which a resumed run keeps to: "vmap" or "loop", and the lengths of chunks."""
 
     method: str
     first: int
@@ -85,7 +82,6 @@ class MappedGradients:
         return losses, losses.sum() + bound.to(out.dtype)
 
     def refuse(self, error: Exception) -> None:
-        """Says why the samples of a chunk were taken one by one: mapping them raised `error`."""
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
         reason = line if len(line) <= 200 else line[:200] + " ..."
         if self.method == "vmap":

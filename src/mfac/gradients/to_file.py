@@ -111,7 +111,6 @@ def digest(words: Iterable[str], values: Iterable[Tensor]) -> str:
 
 
 def _describe(loss_fn: Any) -> str:
-    """A name for a loss function that is the same in the next process."""
     name: str = getattr(loss_fn, "__qualname__", "") or repr(loss_fn)
     return type(loss_fn).__name__ if " at 0x" in name else name
 

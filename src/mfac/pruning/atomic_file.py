@@ -12,10 +12,7 @@ from torch import Tensor
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary path to write to, which replaces `path` when the block ends, and is deleted if it fails.
-
-    A reader of `path` sees the old file or the new one, never a part of either, even after a crash of the machine.
-    """
+    """A temporary path to write to, which replaces `path` when the block ends, and is deleted if it fails."""
     target = Path(path)
     if not target.parent.is_dir():
         raise ValueError(f"{target}: the folder {target.parent} does not exist; make it first")

@@ -103,7 +103,6 @@ def _distinct(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, st
 
 
 def _kept(state: Mapping[str, Tensor], masks: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-    """{name: which weights are stored}, for the tensors that may be packed."""
     if masks is None:
         numbers = {name: tensor for name, tensor in state.items() if tensor.ndim >= 2 and tensor.is_floating_point()}
         return {name: t.view(RAW[t.element_size()]) != 0 for name, t in numbers.items()}  # by bits: -0.0 is kept

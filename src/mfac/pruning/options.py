@@ -48,7 +48,6 @@ class PruningOptions:
 
     @classmethod
     def among(cls, arguments: Mapping[str, Any]) -> "PruningOptions":
-        """The options among a function's arguments, which may have others."""
         return cls(**{option.name: arguments[option.name] for option in fields(cls)})
 
     def __post_init__(self) -> None:

@@ -67,10 +67,8 @@ class Method(Protocol):
 class Pruner:
     """Prunes a model in place, one step at a time, and can be saved and resumed between steps.
 
-    If a step fails or is interrupted, the model and the masks are as the step before left them. A resumed run has the
-    same masks and weights as an undisturbed one, bit for bit: build it with the same arguments, and load its state and
-    the model's.
-
+    If a step fails, the model and the masks are as the step before left them. A resumed run, built with the same
+    arguments, has the same masks and weights as an undisturbed one, bit for bit.
     The arguments are those of `mfac.prune`; a `method` takes the place of `options.method`.
     """
 

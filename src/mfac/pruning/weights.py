@@ -13,10 +13,7 @@ Names = str | Iterable[str] | None
 
 
 class MaskedWeights:
-    """The targets and which of their weights are kept; `masks` is {name: bool tensor on the weight's device}.
-
-    `other_masks` are those given for parameters that are not targets, which are passed through.
-    """
+    """The targets and the masks of them; `other_masks` are those of other parameters, passed through."""
 
     def __init__(self, model: nn.Module, targets: Mapping[str, Tensor], masks: Masks = None):
         self.model = model
@@ -45,7 +42,6 @@ class MaskedWeights:
         return self.row_of(layout, {name: tensor.detach().double() for name, tensor in self.targets.items()})
 
     def row_of(self, layout: ParameterLayout, values: Mapping[str, Tensor]) -> Tensor:
-        """One value per weight, in the coordinates of the layout."""
         first = next(iter(values.values()))
         row = torch.empty(layout.dim, dtype=first.dtype, device=layout.device)
         layout.flatten([values[name] for name in layout.names], row)
