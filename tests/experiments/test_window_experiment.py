@@ -72,9 +72,11 @@ def test_sentences(measure, name, storages, tmp_path, monkeypatch):
     short = replace(windows.SST2, steps=2, window=2, dev=4, train=48, longest=24)
     monkeypatch.setattr(windows, "SST2", short)
     monkeypatch.setitem(windows.BERTS, "bert_short", short)
+    monkeypatch.setattr(windows, "RIVALS", {"bert_short": {"Adam": (1e-3,)}})
     measure()
     cells = json.loads((tmp_path / f"windows_{name}.json").read_text())["cells"]
-    assert set(cells) == {f"run, {key}, seed 1" for key in storages}
+    rivals = {"rival, Adam, lr 0.001"} if name == "bert_short" else set()
+    assert set(cells) == {f"run, {key}, seed 1" for key in storages} | rivals
     for cell in cells.values():
         assert (len(cell["losses"]), cell["window"], cell["finished"]) == (2, 2, True)
         assert 0 <= windows.accuracies(cell)[1][-1] <= 100
