@@ -79,6 +79,7 @@ def test_sentences(measure, name, storages, tmp_path, monkeypatch):
     assert set(cells) == {f"run, {key}, seed 1" for key in storages} | rivals
     for title, cell in cells.items():
         assert (len(cell["losses"]), cell["finished"]) == (2, True)
-        assert cell["window"] == (None if title in rivals else 2)
         assert 0 <= windows.accuracies(cell)[1][-1] <= 100
-        assert cell["peak_gib"] > 0.1
+        if title not in rivals:
+            assert cell["window"] == 2
+            assert cell["peak_gib"] > 0.1
