@@ -22,3 +22,17 @@ def rank_pool(tmp_path_factory):
     pool = RankPool(tmp_path_factory.mktemp("ranks"))
     yield pool
     pool.close()
+
+
+SLOW = {"test_distributed_examples", "test_experiment_recipes", "test_pruning_callbacks", "test_gradients_memory"}
+
+
+def pytest_collection_modifyitems(items):
+    """Marks by file and fixture: `ranks`, `browser` and `slow`."""
+    for item in items:
+        if "distributed" in item.path.parts or "rank_pool" in item.fixturenames:
+            item.add_marker(pytest.mark.ranks)
+        if item.path.stem == "test_report_browser":
+            item.add_marker(pytest.mark.browser)
+        if item.path.stem in SLOW:
+            item.add_marker(pytest.mark.slow)
