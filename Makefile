@@ -13,9 +13,9 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $(READY)
 
-setup: $(READY)  ## build .venv with everything that development needs
+setup: $(READY)  ## build .venv with what development needs
 
-demo: $(READY)  ## a network pruned and trained, against the usual ways, and a page: a minute
+demo: $(READY)  ## prune and train a small network, compare with baselines, write a report: a minute
 	$(BIN)/python -m mfac demo
 
 test: $(READY)  ## the whole test suite
@@ -30,10 +30,10 @@ docs: $(READY)  ## the documentation as a site, build/site/index.html; a warning
 	$(BIN)/mkdocs build --quiet --strict
 	@echo "open build/site/index.html"
 
-bench: $(READY)  ## measure against the paper's algorithms, what one would take instead, and the machine's limits
+bench: $(READY)  ## measure against the paper's algorithms, other libraries and the limits of the machine
 	$(BIN)/python benchmarks/run.py
 
-experiments-small: $(READY)  ## the paper's tables and figures measured anew at a size for two cores, in build/experiments
+experiments-small: $(READY)  ## run the paper's experiments at a size for two cores, in build/experiments
 	MFAC_RESULTS=build/experiments $(TEST_ENV) $(BIN)/python -m experiments run all --size small --jobs 2
 
 dist: $(READY)  ## build the wheel, install it into an empty environment and import it
@@ -43,6 +43,6 @@ dist: $(READY)  ## build the wheel, install it into an empty environment and imp
 	build/wheel-check/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl
 	cd build && wheel-check/bin/python -c "import mfac; print('torch-mfac', mfac.__version__, 'imports from', mfac.__file__)"
 
-clean:  ## remove everything that the other verbs make
+clean:  ## remove what the other verbs made
 	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
