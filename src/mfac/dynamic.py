@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from mfac.dual import DualBlocks
-from mfac.inverse_fisher import InverseFisher, Ranks, ranks_of
+from mfac.inverse_fisher import InverseFisher, Ranks, check_damping, ranks_of
 from mfac.pages import BlockRun
 from mfac.precision import Precision, check_precision, is_sensitive, needs_float64, product_dtype
 from mfac.sliding import SlidingInverse
@@ -116,13 +116,15 @@ class DynamicInverseFisher(InverseFisher):
 
     @torch.no_grad()
     def update_and_apply(self, g: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
-        """`update(g)`, then F⁻¹ of the row as stored: k Gᵀ S⁻¹ e, the push-through form. Raises as `update` does."""
+        """`update(g)`, then F⁻¹ of the row as stored: k Gᵀ S⁻¹ e, the push-through form.
+
+        Raises:
+            torch.linalg.LinAlgError: a RuntimeError; the damping is too small for these gradients, even in float64. The
+                window is unchanged. Otherwise as `update`.
+        """
         k = self._updates % self.num_grads
-        self.update(g)
-        if self._inverse.inverse is None:  # else the update has judged already
-            self._inverse.settle()
-            self._judge(self._inverse.sensitivity(k))
-        self._inverse.settle()
+        self._exchange(k, g, settle=True)
+        self._updates += 1
         coefficients = self._inverse.column(k, self._divisor(self.num_seen))
         step = self._rows.combine(coefficients, self._update_dtype(g.dtype))
         return step if step.dtype == g.dtype else step.to(g.dtype)
@@ -224,50 +226,80 @@ class DynamicInverseFisher(InverseFisher):
     def _divisor(self, seen: int) -> int:
         return {"seen": seen, "full": self.num_grads, "sum": 1}[self._normalize]
 
-    def _exchange(self, k: int, g: Float[Tensor, " d"]) -> None:
-        """Row k becomes g, or nothing changes; one host sync, for the checks."""
+    def _exchange(self, k: int, g: Float[Tensor, " d"], settle: bool = False) -> None:
+        """Row k becomes g, or nothing changes; one host sync, for the checks. `settle`: F⁻¹g is going to be asked."""
         self._check_gradient(g)
         stored = self._rows.encode(g.detach())
         n = max(self.num_seen, k + 1)
         dtype = self._update_dtype(self._rows.dtype)
-        column = self._rows.project(n, stored.dense, dtype)
-        column[k] = _squared_norm(stored.dense, dtype)
-        self._ranks.sum_(column)
-        square, sensitivity = self._inverse.replace(k, column, self._divisor(n) * self.damping)
-        if not square < math.inf:
-            raise NonFiniteGradientError(
-                f"the gradient is not finite (its squared norm in {self._rows.kind.name} is {square}) and would spoil "
-                f"the window for {self.num_grads} updates; the window is unchanged: skip this step, or lower the "
-                "learning rate"
-            )
+        column = self._products(n, k, stored.dense, dtype)
+        before, rough, sensitive = self._inverse.remember(k), self._rough.copy(), self._sensitive
+        try:
+            square, sensitivity = self._inverse.replace(k, column, self._divisor(n) * self.damping)
+            if not square < math.inf:
+                raise NonFiniteGradientError(
+                    f"the gradient is not finite (its squared norm in {self._rows.kind.name} is {square}) and would "
+                    f"spoil the window for {self.num_grads} updates; the window is unchanged: skip this step, or lower "
+                    "the learning rate"
+                )
+            (self._rough.add if dtype == torch.float32 else self._rough.discard)(k)
+            if settle and not sensitivity:
+                sensitivity = self._factored(k)
+            if sensitivity and self._judge(sensitivity):
+                self._polish(k, stored.dense)
+            if settle:
+                self._inverse.settle()
+        except BaseException:
+            self._inverse.recall(k, before)
+            self._rough, self._sensitive = rough, sensitive
+            raise
         self._rows.write(k, stored)
         self._snapshot = None
-        (self._rough.add if dtype == torch.float32 else self._rough.discard)(k)
-        if sensitivity:
-            self._judge(sensitivity)
+
+    def _products(self, n: int, k: int, row: Float[Tensor, " d"], dtype: torch.dtype) -> Float[Tensor, " n"]:
+        """The products of n rows with one that takes the place of row k."""
+        column = self._rows.project(n, row, dtype)
+        column[k] = _squared_norm(row, dtype)
+        return self._ranks.sum_(column)
+
+    def _factored(self, k: int) -> float:
+        """Factors S and returns the sensitivity of S⁻¹e_k: infinite where rounding in float32 left S indefinite."""
+        try:
+            self._inverse.settle()
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            if self._precision != "auto" or not self._rough:
+                raise
+            return math.inf
+        return self._inverse.sensitivity(k)
 
     def _update_dtype(self, vector: torch.dtype) -> torch.dtype:
         """For products that only enter the push-through form."""
         least = torch.float64 if self._sensitive else torch.float32
         return product_dtype(self._precision, vector, self.dtype, least)
 
-    def _judge(self, sensitivity: float) -> None:
-        """Switches to float64 where steps have become too sensitive for float32, and back when that is over."""
+    def _judge(self, sensitivity: float) -> bool:
+        """Switches to float64 where steps have become too sensitive for float32, and back when that is over.
+
+        Returns:
+            Whether the products that were made in float32 have to be made anew.
+        """
         if self._precision == "auto":
             self._sensitive = is_sensitive(sensitivity, self._sensitive)
-            if self._sensitive and self._rough:
-                self._polish()
+        return self._precision == "auto" and self._sensitive and bool(self._rough)
 
-    def _polish(self) -> None:
-        """Recomputes the products of the rough rows in float64."""
-        n, K = self.num_seen, self._inverse.K
+    def _polish(self, coming: int | None = None, g: Float[Tensor, " d"] | None = None) -> None:
+        """Recomputes the products of the rough rows in float64; g is the row that is about to become row `coming`."""
+        n, K = self.num_seen, self._inverse.K.clone()  # what `remember` returned keeps the old one
         if 2 * len(self._rough) > n:
             K[:n, :n] = self._ranks.sum_(self._rows.gram(n, torch.float64))
         else:
-            for k in sorted(self._rough):
-                K[:n, k] = K[k, :n] = self._ranks.sum_(self._rows.project(n, self._rows.row(k), torch.float64))
+            for k in sorted(self._rough - {coming}):
+                K[:n, k] = K[k, :n] = self._products(n, k, self._rows.row(k), torch.float64)
+        if coming is not None and g is not None:
+            K[:n, coming] = K[coming, :n] = self._products(n, coming, g, torch.float64)
         self._rough.clear()
         self._snapshot = None
+        self._inverse.K = K
         self._inverse.reset()
 
     def _exact_dtype(self) -> torch.dtype:
@@ -282,7 +314,8 @@ class DynamicInverseFisher(InverseFisher):
     def _apply(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]:
         if self.num_seen == 0:
             return x / self.damping
-        dtype = torch.float64 if x.dtype == torch.float64 else self._exact_dtype()
+        dtype = torch.promote_types(self._exact_dtype(), x.dtype)
+        dtype = dtype if dtype == torch.float64 else torch.float32
         self._inverse.settle()
         a = self._inverse.solve(self._ranks.sum_(self._rows.project(self.num_seen, x, dtype)))
         return (x.to(dtype) - self._rows.combine(a, dtype)).div_(self.damping).to(x.dtype)
@@ -297,15 +330,19 @@ class DynamicInverseFisher(InverseFisher):
             return (rows == columns).double() / self.damping
         return self._frozen().elements(rows, columns)
 
+    def set_damping(self, damping: float) -> None:
+        """Assigns λ without factoring: where it is too small, the next answer raises and not this call."""
+        self._damping, self._snapshot = check_damping(damping), None
+        self._inverse.reset(self._divisor(max(self.num_seen, 1)) * self.damping)
+
     def _refactor(self, old_damping: float) -> None:
-        self._snapshot = None
-        shift = self._divisor(max(self.num_seen, 1))
-        self._inverse.reset(shift * self.damping)
+        self.set_damping(self.damping)
         try:
             if self.num_seen:
+                self._exact_dtype()
                 self._inverse.settle()
         except Exception:
-            self._inverse.reset(shift * old_damping)
+            self.set_damping(old_damping)
             raise
 
     def _frozen(self) -> DualBlocks:

@@ -142,6 +142,8 @@ class MFAC(Windowed, Optimizer):
 
         Raises:
             RuntimeError: a gradient is not finite (with `nonfinite="raise"`) or sparse. Nothing has changed.
+
+        A damping that is too small for the window, even in float64, is raised for this step; the first time warns.
         """
         loss = None
         if closure is not None:
@@ -161,8 +163,8 @@ class MFAC(Windowed, Optimizer):
         """Figures of the last step and the window, computed when called, in O(m³).
 
         `gradient_norm` (with weight decay), `step_norm` (of F⁻¹g), `cosine` between the two, `effective_rank` of the
-        window, `num_seen` gradients in it, `damping`, `skipped` gradients, `compiled` (1.0 if compiled code makes
-        the products with the window), `seconds` spent in `step` so far.
+        window, `num_seen` gradients in it, `damping`, `skipped` gradients, `raised` (steps with more damping, for
+        float64's sake), `compiled` (1.0 if compiled code makes the products with the window), `seconds` in `step`.
         """
         return {**self._window.diagnostics(), "seconds": self.seconds}
 

@@ -1,6 +1,8 @@
 """A sliding window over the gradients of parameters: gradients in, F⁻¹ times the last one out, tensor by tensor."""
 
 import math
+import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -75,7 +77,7 @@ class ParameterWindow:
             devices=devices,
         )
         self.update_every, self.nonfinite = update_every, nonfinite
-        self.calls = self.skipped = 0
+        self.calls = self.skipped = self.raised = 0
         self._sums = torch.full((3,), torch.nan)  # g·g, s·s and g·s of the last gradient and its step
 
     def cover(self, named: Mapping[str, Tensor]) -> None:
@@ -95,7 +97,7 @@ class ParameterWindow:
         self.columns.flatten([gradients.get(tensor) for tensor in self.columns.tensors], out=row)
         try:
             step = self._multiply(row)
-        except NonFiniteGradientError:
+        except (NonFiniteGradientError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
             if self.nonfinite == "raise":
                 raise
             self.skipped += 1
@@ -110,9 +112,40 @@ class ParameterWindow:
         changes, enters = damping != self.operator.damping, self.calls % self.update_every == 0
         if (changes or not enters) and not self._is_finite(row):  # else the operator checks it
             raise NonFiniteGradientError("the gradient is not finite; nothing has changed: skip this step")
-        if changes:  # costs a Cholesky factorisation
-            self.operator.damping = damping
-        return self.operator.update_and_apply(row) if enters else self.operator @ row
+        if changes:
+            self.operator.set_damping(damping)
+        try:
+            return self.operator.update_and_apply(row) if enters else self.operator @ row
+        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+            return self._multiply_damped(row, enters, error)
+
+    def _multiply_damped(self, row: Tensor, enters: bool, error: Exception) -> Tensor:
+        """F⁻¹g with as much more damping, for this step alone, as float64 needs: a finite gradient ends no run."""
+        asked, multiply = self.operator.damping, self.operator.update_and_apply if enters else self.operator.__matmul__
+        square = self.ranks.sum_(torch.linalg.vector_norm(row, dtype=torch.float64).square())
+        largest = max(float(square), *self.operator.gram.diagonal().tolist(), 0.0)
+        damping = max(10 * asked, sys.float_info.epsilon * largest)
+        try:
+            while damping < math.inf:
+                self.operator.set_damping(damping)
+                try:
+                    step = multiply(row)
+                    break
+                except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+                    damping *= 10
+            else:
+                raise error
+        finally:
+            self.operator.set_damping(asked)
+        if not self.raised:
+            warnings.warn(
+                f"damping={asked:g} is too small for gradients of norm {math.sqrt(largest):.3g} that repeat one "
+                f"another, even in float64; this step took {damping:.3g}, and others will take what they need, counted "
+                "by diagnostics()['raised']; raise the damping, or scale the loss down",
+                stacklevel=5,
+            )
+        self.raised += 1
+        return step
 
     def _is_finite(self, row: Tensor) -> bool:
         return bool(self.ranks.sum_(torch.linalg.vector_norm(row, dtype=torch.float64)).isfinite())
@@ -129,6 +162,7 @@ class ParameterWindow:
             "num_seen": float(self.operator.num_seen),
             "damping": self.operator.damping,
             "skipped": float(self.skipped),
+            "raised": float(self.raised),
             "compiled": float(self.operator.compiled),
         }
 
@@ -140,7 +174,7 @@ class ParameterWindow:
             del state["rows"]
         elif self._key is not None:  # else a checkpoint would take it to be the same on every rank
             state["rows"] = {self._key: state["rows"]}
-        return {**state, "calls": self.calls, "skipped": self.skipped}
+        return {**state, "calls": self.calls, "skipped": self.skipped, "raised": self.raised}
 
     def parameter_states(self) -> dict[Tensor, dict[str, Any]]:
         """{parameter: its "mask", if any, and its part of the window}.
@@ -174,9 +208,9 @@ class ParameterWindow:
             self.cover({name: tensor for name, tensor in named.items() if tensor in states})
         with self.ranks.together("loading the window"):
             rows = self._compressed(shared["rows"], states) if "rows" in shared else self._pieces(shared, states)
-        operator_state = {key: value for key, value in shared.items() if key not in ("calls", "skipped")}
+        operator_state = {key: value for key, value in shared.items() if key not in ("calls", "skipped", "raised")}
         self.operator.load_state_dict({**operator_state, "dim": self.columns.dim, "rows": rows})
-        self.calls, self.skipped = int(shared["calls"]), int(shared["skipped"])
+        self.calls, self.skipped, self.raised = (int(shared.get(key, 0)) for key in ("calls", "skipped", "raised"))
 
     def _pieces(self, shared: Mapping[str, Any], states: States) -> list[Tensor]:
         zero = torch.zeros(int(shared["num_grads"]), 1, dtype=next(iter(states.values()))["rows"].dtype)
@@ -248,13 +282,13 @@ class Windowed:
 
     @property
     def damping(self) -> float:
-        """λ; assign a number, which costs a Cholesky factorisation of the m x m matrix, or a function of the steps."""
+        """λ; assign a number, which costs the next step a Cholesky factorisation, or a function of the steps."""
         return self._window.operator.damping
 
     @damping.setter
     def damping(self, damping: Damping) -> None:
         if not callable(damping):
-            self._window.operator.damping = damping
+            self._window.operator.set_damping(damping)
         self._window.schedule = damping if callable(damping) else None
 
     @property

@@ -64,8 +64,16 @@ class SlidingInverse:
         self.shift = self.shift if shift is None else shift
         self.inverse = self.L = self._column = None
 
+    def remember(self, k: int) -> tuple[dict[str, Any], Tensor]:
+        """What `recall` needs to take back a replacement of row k."""
+        return vars(self).copy(), self.K[k].clone()
+
+    def recall(self, k: int, before: tuple[dict[str, Any], Tensor]) -> None:
+        vars(self).update(before[0])
+        self.K[k] = self.K[:, k] = before[1]
+
     def replace(self, k: int, column: Float[Tensor, " n"], shift: float) -> tuple[float, float]:
-        """Puts `column` (products of the new row k with all n rows) into K, unless the new row is not finite.
+        """Puts `column`, the products of the new row k with all n rows, into K.
 
         `column` is overwritten. The updated inverse is kept unless it has drifted or is due to be recomputed.
 
@@ -75,7 +83,6 @@ class SlidingInverse:
         """
         K, products = self._array(self.K), self._array(column)
         n = len(products)
-        old = K[k, :n] + 0
         K[k, :n] = products
         K[:n, k] = products
         if self.inverse is not None and n == self.size == len(K) and shift == self.shift:
@@ -83,10 +90,6 @@ class SlidingInverse:
             square, drift, grown, refined = self._update(k, K, products)
         else:
             square, drift, grown, refined = float(products[k]), math.nan, 0.0, None
-        if not square < math.inf:
-            K[k, :n] = old
-            K[:n, k] = old
-            return square, 0.0
         self.size, self.shift, self.age = n, shift, self.age + 1
         self.L = self._column = None
         trusted = drift <= DRIFT_LIMIT and drift**2 * grown <= STEP_ERROR  # False for NaN

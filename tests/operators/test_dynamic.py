@@ -1,10 +1,13 @@
 """The sliding window: its order, its drift, its state, and what it refuses."""
 
+import re
+
 import numpy as np
 import oracle
 import pytest
 import torch
 from cases import mixed
+from optimizers import same
 
 import mfac
 from mfac import sliding
@@ -191,3 +194,17 @@ def test_a_gradient_that_is_not_finite_leaves_no_trace(in_numpy, filled, kind, m
                 call(torch.full((30,), bad, dtype=torch.float64))
     for g in mixed(20, 30, seed=4):
         assert torch.equal(op.update_and_apply(g), other.update_and_apply(g))
+
+
+@each_way
+@pytest.mark.parametrize("filled", [1, 6, 9])
+def test_a_damping_too_small_for_float64_changes_nothing_and_the_advice_works(in_numpy, filled, monkeypatch):
+    monkeypatch.setattr(sliding, "SMALL", 96 if in_numpy else 0)
+    g = 1e9 * torch.randn(30, generator=torch.Generator().manual_seed(0))
+    rows = torch.cat((1e-9 * mixed(filled - 1, 30), g[None]))
+    op, other = (fill(window(6), rows) for _ in range(2))
+    with pytest.raises(torch.linalg.LinAlgError, match="not positive definite in float64") as error:
+        op.update_and_apply(g)
+    assert same(op.state_dict(), other.state_dict())
+    op.damping *= float(re.search(r"raise the damping (\S+) times", str(error.value))[1])
+    assert op.update_and_apply(g).isfinite().all()
