@@ -1,5 +1,7 @@
 """Public data sets, downloaded to the data folder by pooch and checked against `registry.txt`."""
 
+import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +40,10 @@ def fetch(name: str) -> list[Path]:
         for entry in known[name]:
             if entry.url is not None:
                 path = root / entry.path
-                pooch.retrieve(entry.url, entry.checksum, path.name, path.parent, _unpacking(path, wanted))
+                try:
+                    pooch.retrieve(entry.url, entry.checksum, path.name, path.parent, _unpacking(path, wanted))
+                except (KeyError, RecursionError, tarfile.TarError, zipfile.BadZipFile) as error:  # a loop of links
+                    raise ValueError(f"{path} cannot be unpacked ({error}); delete it, and fetch it again") from error
                 if path.suffix in (".gz", ".zip"):
                     path.unlink()
         if name == "glue-mrpc":

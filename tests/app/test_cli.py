@@ -111,8 +111,15 @@ def test_a_report_of_several_runs(tmp_path):
     assert "Two" in page
     assert 'href="../runs/small-prune/mfac' in page
     assert 'href="../runs/small-train/' in page
-    found = json.loads(mfac("report", "runs/small-prune", "--json").stdout)
-    assert found == {"report": "report.html", "runs": ["runs/small-prune"]}
+    for _ in range(2):  # a report may be replaced
+        found = json.loads(mfac("report", "runs/small-prune", "--json").stdout)
+        assert found == {"report": "report.html", "runs": ["runs/small-prune"]}
+    (tmp_path / "report.html").write_text("<html>mine</html>")
+    refused = mfac("report", "runs/small-prune")
+    assert refused.exit_code == 1
+    assert refused.stderr.startswith("mfac: report.html exists and is not a report of mfac; move it, choose another")
+    assert (tmp_path / "report.html").read_text() == "<html>mine</html>"
+    assert mfac("report", "runs/small-prune", "--force").exit_code == 0
 
 
 BERT = """

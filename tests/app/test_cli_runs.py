@@ -52,9 +52,11 @@ def test_pruning_ends_with_a_table_files_and_a_report(tmp_path):
 
 
 def test_json_is_one_object_with_the_command_to_repeat(tmp_path):
-    task = write_task(tmp_path, name="a task.py")
+    chatty = TASK.replace("def model():", "print('loading')\n\n\ndef model():\n    print('a model')")
+    task = write_task(tmp_path, chatty, name="a task.py")
     result = mfac("prune", task, "--pattern", "2:4", "--per-sample", "--json", *QUICK, "--out", "o")
     record = json.loads(result.stdout)
+    assert result.stderr.startswith("loading\na model\n")
     assert (record["folder"], record["report"]) == ("o", "o/report.html")
     assert record["command"] == (
         f"mfac prune '{task}' --pattern 2:4 --recomputations 2 --num-grads 8 --block-size 16 --per-sample --out o"
@@ -109,13 +111,20 @@ def test_wrong_arguments_are_reported_and_nothing_is_written(tmp_path, arguments
         ("def model(:\n", "small.py:1: SyntaxError"),
         (TASK.replace("nn.Linear(8, 16)", "nn.Linear(8, 'wide')"), "small.py:9: model() failed: TypeError"),
         (TASK.replace("nn.Linear(8, 16)", "nn.Linear(9, 16)"), "small.py:26)"),
+        (TASK.replace("batch[1])", "batch[1], reduction='none')"),
+         "small.py: loss(model, batch) must return a scalar tensor, not one of shape [32]; return the mean over the"),
+        (TASK.replace("batch[1])", "batch[1]).item()"),
+         "small.py: loss(model, batch) must return a scalar tensor, not a float"),
     ],
-)
+    ids=range(5),
+)  # fmt: skip
 def test_an_error_in_a_task_is_one_line_with_its_place(tmp_path, text, words):
-    result = mfac("prune", write_task(tmp_path, text), *QUICK)
-    assert result.exit_code == 1
-    assert words in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+    write_task(tmp_path, text)
+    for command in ("prune", "train", "plan"):
+        result = mfac(command, "small.py", "--num-grads", 8)
+        assert result.exit_code == 1
+        assert len(result.stderr.splitlines()) == 1
+        assert words.replace("32", "32" if command == "prune" else "8") in result.stderr
     assert isinstance(mfac("prune", "small.py", "--debug").exception, Exception)
 
 
@@ -132,7 +141,8 @@ def test_a_full_disk_is_one_line_and_the_same_command_resumes(tmp_path, monkeypa
     assert tensor_bytes(tmp_path / "runs" / "small-prune") == tensor_bytes(tmp_path / "whole")
 
 
-def test_an_interrupted_run_is_locked_and_resumed_to_the_bit(tmp_path):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_is_locked_and_resumed_to_the_bit(tmp_path, number, code):
     command = ["prune", write_task(tmp_path, SLOW), "--sparsity", 0.5, "--sparsity", 0.8, "--recomputations", 3]
     command += ["--num-grads", 8]
     folder = tmp_path / "runs" / "small-prune"
@@ -143,11 +153,12 @@ def test_an_interrupted_run_is_locked_and_resumed_to_the_bit(tmp_path):
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
     meanwhile = mfac(*command)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, err = process.communicate()
-    assert (process.returncode, out) == (130, "")
+    assert (process.returncode, out) == (code, "")
     assert err.splitlines()[-1] == (
-        "mfac: interrupted; results so far are in runs/small-prune (runs/small-prune/report.html); "
+        f"mfac: {'interrupted' if code == 130 else 'terminated'}; results so far are in runs/small-prune "
+        "(runs/small-prune/report.html); "
         "the same command resumes the run"
     )
     assert meanwhile.exit_code == 1

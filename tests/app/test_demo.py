@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from mfac.app import demo
 from mfac.app.cli.app import app
-from mfac.app.runs.folder import read_run
+from mfac.app.runs.format import read_run
 
 
 @pytest.fixture
@@ -28,4 +28,8 @@ def test_the_demo_ends_with_tables_a_picture_and_a_report(short, tmp_path):
     assert all(name in page for name in ("Pruning of digits", "Training of digits", "magnitude", "adam"))
     assert (folder / "demo.png").stat().st_size > 10_000
     accuracy = {(cell["method"], cell["asked"]): cell["measure"] for cell in read_run(folder / "prune")["cells"]}
+    (tmp_path / "demo.png").write_text("mine")
+    refused = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
+    assert (refused.exit_code, (tmp_path / "demo.png").read_text()) == (1, "mine")
+    assert "is not empty and not the folder of a demo; choose another (--out)" in refused.stderr
     assert accuracy["mfac", 0.9] > accuracy["magnitude", 0.9] + 0.1

@@ -212,9 +212,9 @@ def test_the_file_is_written_completely_or_not_at_all(tmp_path, monkeypatch):
     ("runs", "message"),
     [
         ([], "a report needs at least one run and got an empty list; pass the contents of run.json files"),
-        (["run.json"], "run 1: expected the dict of a run.json of format 1, got str"),
-        ([cases.pruning(), {"format": 3}], "run 2: expected the dict of a run.json of format 1, got (3, None)"),
-        ([cases.pruning(kind="dance")], "run 1: expected the dict of a run.json of format 1, got (1, 'dance')"),
+        (["run.json"], "run 1: expected the contents of a run.json of format 1, got str"),
+        ([cases.pruning(), {"format": 3}], "run 2: expected the contents of a run.json of format 1, got (3, None)"),
+        ([cases.pruning(kind="dance")], "run 1: expected the contents of a run.json of format 1, got (1, 'dance')"),
     ],
 )
 def test_anything_but_a_run_is_refused(runs, message):

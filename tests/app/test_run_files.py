@@ -1,22 +1,27 @@
 """The folder of a run and its files: complete at every moment, locked; checkpoints, measures and random states."""
 
 import json
+import os
 import random
 
 import numpy as np
 import pytest
+import report_cases as cases
 import torch
-from run_cases import data, full_disk, network, small_task
-from safetensors.torch import save_file
+from run_cases import ONE_SHOT, StopAfter, data, full_disk, network, small_task
+from safetensors.torch import save, save_file
 from torch import nn
 from torch.nn import functional as F
 
 import mfac
-from mfac.app.runs.environment import environment, process_peak_bytes
-from mfac.app.runs.folder import load_checkpoint, open_run, read_run
+from mfac.app.report import write_page
+from mfac.app.runs.folder import load_checkpoint, open_run
+from mfac.app.runs.format import read_run
+from mfac.app.runs.run import run_task
 from mfac.app.runs.task_batches import measure
 from mfac.gradients.model_state import random_state, set_random_state
 
+TORN = "is not a complete file of torch.save; copy or save it again"
 CPU = torch.device("cpu")
 
 
@@ -32,10 +37,12 @@ def save_compactly(model, path):
         (lambda model, path: torch.save(model.state_dict(), path), "a.pt"),
         (lambda model, path: torch.save({"epoch": 3, "model_state_dict": model.state_dict()}, path), "a.ckpt"),
         (lambda model, path: torch.save(nn.DataParallel(model).state_dict(), path), "a.pth"),
+        (lambda model, path: torch.save(nn.DataParallel(torch.compile(model)).state_dict(), path), "a.pth"),
         (lambda model, path: save_file(model.state_dict(), path), "a.safetensors"),
+        (lambda model, path: save_file(torch.compile(model).state_dict(), path), "a.safetensors"),
         (save_compactly, "a.safetensors"),
     ],
-    ids=["state_dict", "nested", "parallel", "safetensors", "compact"],
+    ids=["state_dict", "nested", "parallel", "compiled", "safetensors", "compiled safetensors", "compact"],
 )
 def test_weights_come_back_from_every_kind_of_file(tmp_path, save, name):
     model, other = network(), network()
@@ -44,28 +51,30 @@ def test_weights_come_back_from_every_kind_of_file(tmp_path, save, name):
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True))
 
 
-def test_a_file_that_is_no_checkpoint_of_the_model_is_refused(tmp_path):
-    model = network()
-    wide = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 5))
-    torch.save(wide.state_dict(), tmp_path / "wide.pt")
-    save_file(nn.Sequential(nn.Linear(8, 16)).state_dict(), tmp_path / "short.safetensors")
-    torch.save(nn.Sequential(*network(), nn.Linear(4, 4)).state_dict(), tmp_path / "long.pt")
-    (tmp_path / "torn.pt").write_bytes(b"PK\x03\x04 no more")
-    (tmp_path / "torn.safetensors").write_bytes(b"no more")
-    torch.save(model, tmp_path / "whole_model.pt")
-    torch.save([1, 2], tmp_path / "list.pt")
-    for name, words in {
-        "wide.pt": r"does not fit the model: size mismatch for 4.weight: .*\[5, 16\].*\[4, 16\]",
-        "short.safetensors": r"does not fit the model: .*issing key\(s\).*1.weight",
-        "long.pt": r"does not fit the model: Unexpected key\(s\) .*5.weight",
-        "absent.pt": "there is no checkpoint",
-        "torn.pt": "is not a complete file of torch.save",
-        "torn.safetensors": "is not a complete safetensors file",
-        "whole_model.pt": r"contains more than tensors.*save model.state_dict\(\)",
-        "list.pt": "holds a list and not a state_dict",
-    }.items():
-        with pytest.raises(ValueError, match=words):
-            load_checkpoint(tmp_path / name, model)
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("wide.pt", nn.Sequential(*network()[:-1], nn.Linear(16, 5)).state_dict(),
+         r"does not fit the model: size mismatch for 4.weight: .*\[5, 16\].*\[4, 16\].*; it must be a state_dict"),
+        ("long.pt", nn.Sequential(*network(), nn.Linear(4, 4)).state_dict(), r"does not fit .*Unexpected key.*5.w"),
+        ("short.safetensors", save(nn.Linear(8, 16).state_dict()), r"does not fit .* Missing key\(s\).*1.weight"),
+        ("model.pt", network(), r"contains more than tensors.*save model.state_dict\(\)"),
+        ("list.pt", [1, 2], r"holds a list and not a state_dict .*save model.state_dict\(\)"),
+        ("torn.pt", b"PK\x03\x04 no more", TORN),
+        ("text.pt", b"hello world\n", TORN),
+        ("table.pt", b"epoch,loss\n1,2\n", TORN),
+        ("empty.pt", b"", TORN),
+        ("half.safetensors", save(network().state_dict())[:-9], "is not a complete safetensors file .*; copy or save"),
+        ("absent.pt", None, "there is no checkpoint .*; expected a state_dict"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_checkpoint_of_the_model_is_refused(tmp_path, name, content, words):
+    if isinstance(content, bytes):
+        (tmp_path / name).write_bytes(content)
+    elif content is not None:
+        torch.save(content, tmp_path / name)
+    with pytest.raises(ValueError, match=f"{name} {words}" if content is not None else words):
+        load_checkpoint(tmp_path / name, network())
 
 
 def test_the_loss_is_a_mean_over_samples_and_accuracy_is_the_default_measure():
@@ -89,20 +98,6 @@ def test_the_loss_is_a_mean_over_samples_and_accuracy_is_the_default_measure():
     assert measure(task, network(), CPU) == {"loss": None, "measure": None}
 
 
-def test_the_environment_has_what_a_report_shows():
-    assert set(environment("cpu")) == {
-        "mfac",
-        "torch",
-        "python",
-        "system",
-        "processor",
-        "threads",
-        "memory_gib",
-        "device",
-    }
-    assert process_peak_bytes() > 1 << 26
-
-
 def test_random_states_are_saved_and_restored(tmp_path):
     def draw():
         return random.random(), np.random.rand(), float(torch.rand(()))
@@ -113,30 +108,21 @@ def test_random_states_are_saved_and_restored(tmp_path):
     assert draw() == first
 
 
-CELL = {"label": "mfac", "method": "mfac", "asked": 0.9, "files": {"weights": "mfac-0.9/weights.safetensors"}}
+CELL = cases.prune_cell("mfac", 0.9, 0.1, 0.9)
+WRITTEN = ("format", "started", "finished", "cells")  # by the folder itself
+DESCRIPTION = {key: value for key, value in cases.pruning().items() if key not in WRITTEN}
 
 
-def description(**changes):
-    base = {
-        "kind": "prune",
-        "task": {"name": "small", "measure": "accuracy", "higher_is_better": True, "source": "small.py"},
-        "model": {"weights": 10, "tensors": 2},
-        "settings": {"sparsities": [0.9], "num_grads": 64},
-        "digests": {"the task": "abc"},
-    }
-    return base | changes
-
-
-def begin(path):
-    with open_run(path, description()) as folder:
-        folder.add(CELL)
+def begin(path, cell=CELL):
+    with open_run(path, DESCRIPTION) as folder:
+        folder.add(cell)
 
 
 def test_a_run_is_resumed_with_its_cells_and_its_start(tmp_path):
     begin(tmp_path / "run")
     before = read_run(tmp_path / "run")
-    moved = {**description()["task"], "source": "../there/small.py"}  # the same file by another path
-    with open_run(tmp_path / "run", description(task=moved)) as folder:
+    moved = {**DESCRIPTION["task"], "source": "../there/small.py"}  # the same file by another path
+    with open_run(tmp_path / "run", DESCRIPTION | {"task": moved}) as folder:
         assert folder.record == before
         assert folder.has(method="mfac", asked=0.9)
         assert not folder.has(method="mfac", asked=0.8)
@@ -146,46 +132,87 @@ def test_a_run_is_resumed_with_its_cells_and_its_start(tmp_path):
     assert after["finished"] >= after["started"] == before["started"]
 
 
-def test_the_folder_of_another_run_is_refused_with_the_difference(tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"settings": {**DESCRIPTION["settings"], "num_grads": None}}, "num_grads was 64 and is now none"),
+        ({"kind": "train"}, "the command was prune and is now train"),
+        ({"model": {"weights": 11, "tensors": 6}}, "model weights was 17226 and is now 11"),
+    ],
+)
+def test_the_folder_of_another_run_is_refused_with_the_difference(tmp_path, changes, words):
     begin(tmp_path)
     before = (tmp_path / "run.json").read_bytes()
-    for changes, words in (
-        ({"settings": {"sparsities": [0.9], "num_grads": None}}, "num_grads was 64 and is now none"),
-        ({"kind": "train"}, "the command was prune and is now train"),
-        ({"model": {"weights": 11, "tensors": 2}}, "model weights was 10 and is now 11"),
-    ):
-        problem = f"holds another run: {words}; .*--out.*--fresh"
-        with pytest.raises(ValueError, match=problem), open_run(tmp_path, description(**changes)):
-            pass
+    problem = f"holds another run: {words}; .*--out.*--fresh"
+    with pytest.raises(ValueError, match=problem), open_run(tmp_path, DESCRIPTION | changes):
+        pass
     assert (tmp_path / "run.json").read_bytes() == before
 
 
 def test_fresh_removes_the_files_of_the_run_and_no_others(tmp_path):
-    with open_run(tmp_path, description()):
+    with open_run(tmp_path, DESCRIPTION):
         pass
-    with open_run(tmp_path, description(settings={})) as folder:  # a run without results is replaced
+    with open_run(tmp_path, DESCRIPTION | {"settings": {}}) as folder:  # a run without results is replaced
         folder.add(CELL)
     (tmp_path / "mfac-0.9").mkdir()
     for name in ("dense.safetensors", "report.html", "notes.txt", "mfac-0.9/weights.safetensors", "mfac-0.9/mine.txt"):
         (tmp_path / name).write_text("x")
-    with open_run(tmp_path, description(), fresh=True) as folder:
+    with open_run(tmp_path, DESCRIPTION, fresh=True) as folder:
         assert folder.record["cells"] == []
+        write_page([folder.record], tmp_path / "page.html")
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert left == {".lock", "run.json", "notes.txt", "mfac-0.9/mine.txt"}
+    assert left == {".lock", "run.json", "notes.txt", "mfac-0.9/mine.txt", "report.html", "page.html"}  # not our report
+    (tmp_path / "page.html").rename(tmp_path / "report.html")
+    with open_run(tmp_path, DESCRIPTION, fresh=True):
+        assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["../victim.txt", "a/../../victim.txt", "/{0}/victim.txt", "link/victim.txt", "run.json"]
+)
+def test_what_is_outside_of_the_run_is_not_touched(tmp_path, name):
+    victim, run = tmp_path / "victim.txt", tmp_path / "run"
+    victim.write_text("mine")
+    begin(run, CELL | {"files": {"weights": name.format(tmp_path)}})
+    (run / "link").symlink_to(tmp_path)
+    for fresh in (True, False):
+        words = "outside of the run folder .*--out" if "victim" in name else "not in the cell's folder; restore it"
+        with pytest.raises(ValueError, match=words), open_run(run, DESCRIPTION, fresh=fresh):
+            pass
+    assert victim.read_text() == "mine"
+    assert (run / "run.json").exists()
+
+
+@pytest.mark.parametrize("name", ["mfac-0.8", "mfac-0.8/state.pt", "dense.safetensors", "run.json", ".lock"])
+def test_links_that_lead_out_of_the_run_are_not_followed(tmp_path, name):
+    (tmp_path / "there").mkdir()
+    victim = tmp_path / "there" / "state.pt"
+    victim.write_text("mine")
+    link = tmp_path / "run" / name
+    if name != "run.json":
+        begin(tmp_path / "run")
+    (tmp_path / "run" / ".lock").unlink(missing_ok=True)
+    link.parent.mkdir(exist_ok=True, parents=True)
+    link.symlink_to(victim.parent if name == "mfac-0.8" else victim)
+    task = small_task(pretrain=lambda model: None)
+    with pytest.raises(ValueError, match="outside of the run folder"):
+        run_task(task, ONE_SHOT, tmp_path / "run", fresh=True)
+    assert [path.name for path in victim.parent.iterdir()] == ["state.pt"]
+    assert victim.read_text() == "mine"
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "thesis.tex").write_text("x")
     for path, words in ((tmp_path, r"not a run folder \(it contains run\)"), (tmp_path / "thesis.tex", "is a file")):
-        with pytest.raises(ValueError, match=words), open_run(path, description()):
+        with pytest.raises(ValueError, match=words), open_run(path, DESCRIPTION):
             pass
 
 
 def test_a_full_disk_leaves_the_record_as_it_was(tmp_path, monkeypatch):
     begin(tmp_path)
     before = (tmp_path / "run.json").read_bytes()
-    with open_run(tmp_path, description()) as folder, full_disk(monkeypatch, after=1):
+    with open_run(tmp_path, DESCRIPTION) as folder, full_disk(monkeypatch, after=1):
         with pytest.raises(OSError, match="No space left") as caught:
             folder.add({**CELL, "asked": 0.5})
         assert caught.value.filename == str(tmp_path / "run.json")
@@ -194,8 +221,48 @@ def test_a_full_disk_leaves_the_record_as_it_was(tmp_path, monkeypatch):
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_a_file_that_is_no_record_is_refused(tmp_path):
-    for content, words in {"{": "is not valid JSON", '{"format": 7}': "format 7; this", "[]": "list"}.items():
-        (tmp_path / "run.json").write_text(content)
-        with pytest.raises(ValueError, match=words):
-            read_run(tmp_path)
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "is not valid JSON .*; restore it, or run the command again"),
+        ('{"format": 7}', r"expected the contents of a run.json of format 1, got \(7, None\)"),
+        ("[]", "got list"),
+        ({"finished": ...}, "run.json has no entry 'finished'; restore it, or run the command again in another folder"),
+        ({"task": {}}, "run.json: task has no entry 'name'; restore it"),
+        ({"cells": [CELL | {"bytes": None}]}, "run.json: cells 0: bytes must be of type dict, not None; restore it"),
+        ({"cells": [CELL | {"steps": []}]}, "run.json: cells 0: steps is empty; restore it"),
+    ],
+)
+def test_a_file_that_is_no_record_is_refused(tmp_path, content, words):
+    if not isinstance(content, str):
+        record = {key: value for key, value in (cases.pruning() | content).items() if value is not ...}
+        content = json.dumps(record)
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(ValueError, match=words):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "foreign", "of another model"])
+def test_a_state_that_is_not_of_the_cell_is_refused(tmp_path, damage):
+    with pytest.raises(KeyboardInterrupt):
+        run_task(small_task(), ONE_SHOT, tmp_path, watcher=StopAfter(12))
+    state = tmp_path / "mfac-0.8" / "state.pt"
+    if damage == "truncated":
+        state.write_bytes(state.read_bytes()[:-100])
+    else:
+        torch.save({} if damage == "foreign" else {"model": {"x": torch.ones(3)}, "pruner": {}}, state)
+    with pytest.raises(ValueError, match=r"mfac-0.8/state.pt is not the state of this cell, .*delete it, and the same"):
+        run_task(small_task(), ONE_SHOT, tmp_path)
+    state.unlink()
+    assert run_task(small_task(), ONE_SHOT, tmp_path)["finished"]
+
+
+def test_files_have_the_permissions_of_the_umask(tmp_path):
+    before = os.umask(0o027)
+    try:
+        run_task(small_task(), ONE_SHOT, tmp_path / "run")
+    finally:
+        os.umask(before)
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} >= {".json", ".safetensors"}
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o640}

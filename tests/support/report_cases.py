@@ -16,7 +16,7 @@ def run(kind, cells, title, /, **changes):
         "task": {"name": "digits", "measure": "accuracy", "higher_is_better": True, "source": ""},
         "model": {"weights": 17226, "tensors": 6}, "environment": {"torch": "2.13.0", "threads": 2, "memory_gib": 23.5},
         "settings": {"num_grads": 64, "damping": 1e-5, "pattern": None, "per_sample": False, "sparsity": [0.5, 0.9]},
-        "started": "2026-01-01T12:00:00+00:00", "finished": "2026-01-01T12:03:20+00:00", "cells": cells,
+        "digests": {}, "started": "2026-01-01T12:00:00+00:00", "finished": "2026-01-01T12:03:20+00:00", "cells": cells,
     }  # fmt: skip
     if kind == "prune":
         record["dense"] = {"loss": 0.0746, "measure": 0.971}

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from mfac.app.runs.format import RUN, read_run
 from mfac.app.runs.pruning import PruningSettings
 from mfac.app.runs.run import Watcher, run_task
 from mfac.app.runs.training import OptimizerSettings, TrainingSettings
@@ -23,6 +24,7 @@ TRAINING = TrainingSettings(
     seeds=(1, 2, 3),
     epochs=10,
 )
+COMMAND = "mfac demo"
 OTHER = {"color": "tab:orange", "marker": "s", "linestyle": "--"}
 LOOKS: dict[str, dict[str, Any]] = {
     "mfac": {"label": "M-FAC", "color": "tab:blue", "marker": "o"},
@@ -35,7 +37,11 @@ LOOKS: dict[str, dict[str, Any]] = {
 def run(folder: Path, watcher: Watcher | None = None) -> list[dict[str, Any]]:
     """Prunes and trains, always from the start; the records of the runs in `prune` and `train` of the folder."""
     task, settings = load_task("digits"), (PRUNING, TRAINING)
-    return [run_task(task, one, folder / one.kind, "mfac demo", fresh=True, watcher=watcher) for one in settings]
+    earlier = [path for path in (folder / one.kind for one in settings) if (path / RUN).exists()]
+    is_ours = earlier and all(read_run(path)["command"] == COMMAND for path in earlier)
+    if folder.exists() and any(folder.iterdir()) and not is_ours:
+        raise ValueError(f"{folder} is not empty and not the folder of a demo; choose another (--out)")
+    return [run_task(task, one, folder / one.kind, COMMAND, fresh=True, watcher=watcher) for one in settings]
 
 
 def plot(records: list[dict[str, Any]], path: Path) -> None:

@@ -218,16 +218,16 @@ def _time_gradients(task: Task, model: nn.Module, layout: ParameterLayout, per_s
     """Seconds per row and per loss of a batch, and the mean norm of rows."""
     stream = passes(task.train_batches(), cycle=True)
     batch = next(stream)
+    with evaluation(model), torch.no_grad():
+        moved, start = move(batch, layout.device), time.perf_counter()
+        float(task.scalar_loss(model, moved))
+        loss = time.perf_counter() - start
     count, row = min(num_samples(batch, 0), 64) if per_sample else 3, float("inf")
     for _ in range(3):  # the first is slower
         start, taken = time.perf_counter(), [batch] if per_sample else stream
         options: dict[str, Any] = {"params": list(layout.names), "per_sample": per_sample, "progress": False}
         G: Any = collect_gradients(model, task.loss, taken, count, **options)
         row = min(row, (time.perf_counter() - start) / count)
-    with evaluation(model), torch.no_grad():
-        batch, start = move(batch, layout.device), time.perf_counter()
-        float(task.loss(model, batch))
-        loss = time.perf_counter() - start
     return [row, loss, float(torch.linalg.vector_norm(G, dim=1, dtype=torch.float64).mean())]
 
 

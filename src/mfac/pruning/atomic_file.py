@@ -18,7 +18,10 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise ValueError(f"{target}: the folder {target.parent} does not exist; make it first")
     draft = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
+        draft.touch()
+        mode = draft.stat().st_mode  # as the umask has it; safetensors makes files that only their owner can read
         yield draft
+        draft.chmod(mode)
         with open(draft, "rb") as file:
             os.fsync(file.fileno())  # the bytes are on the disk before the name points at them
         draft.replace(target)

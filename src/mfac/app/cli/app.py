@@ -1,8 +1,7 @@
 """The application, and its short commands: report, init and demo."""
 
-import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,7 +11,7 @@ from mfac.app.cli.commands import plan, prune, train
 from mfac.app.cli.display import ProgressDisplay, show_run
 from mfac.app.cli.options import AsJson, command
 from mfac.app.report import write_page
-from mfac.app.runs.folder import read_run
+from mfac.app.runs.format import read_run
 from mfac.app.tasks import write_template
 
 TASK_FILE, DEMO_FOLDER = Path("task.py"), Path("mfac-demo")
@@ -47,8 +46,9 @@ def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, or run.json files.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")] = Path("report.html"),
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is not a report.")] = False,
     as_json: AsJson = False,
-) -> None:
+) -> Any:
     """Make one self-contained HTML page from one or more runs.
 
     \b
@@ -58,8 +58,8 @@ def report(
     """
     records = [read_run(run) for run in runs]
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_page(records, out, title, folders=[run if run.is_dir() else run.parent for run in runs])
-    typer.echo(json.dumps({"report": str(out), "runs": list(map(str, runs))}) if as_json else f"Report: {out}")
+    write_page(records, out, title, [run if run.is_dir() else run.parent for run in runs], force)
+    return {"report": str(out), "runs": list(map(str, runs))} if as_json else typer.echo(f"Report: {out}")
 
 
 @command()

@@ -1,7 +1,6 @@
 """The commands on a task: `mfac prune`, `mfac train` and `mfac plan`."""
 
 import inspect
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +12,8 @@ from mfac.app.plan import plan_pruning, plan_training
 from mfac.app.report import write_page
 from mfac.app.runs import training
 from mfac.app.runs.environment import choose_device
-from mfac.app.runs.folder import REPORT, RUN, read_run
+from mfac.app.runs.folder import REPORT
+from mfac.app.runs.format import RUN, inside, read_run
 from mfac.app.runs.pruning import SCHEDULES, PruningSettings
 from mfac.app.runs.run import run_task
 from mfac.app.runs.training import DEFAULTS, OPTIMIZERS, WINDOWS, OptimizerSettings, TrainingSettings
@@ -66,7 +66,7 @@ LIBRARY = (
 )
 def prune(
     ctx: typer.Context, task: TaskArgument, out: Out = None, fresh: Fresh = False, as_json: AsJson = False, **given: Any
-) -> None:
+) -> Any:
     """Prune a model: remove weights, update the remaining ones to compensate, and write weights, masks and a report.
 
     Several methods and sparsities make a table. The run is saved as it goes: after Ctrl-C or a crash, the same command
@@ -82,7 +82,7 @@ def prune(
     if given["gradual"]:
         given.setdefault("recomputations", GRADUAL_RECOMPUTATIONS)
     options = PruningOptions(**{item.name: given.pop(item.name) for item in LIBRARY if item.name in given})
-    _run(ctx, load_task(task), PruningSettings(options, **given), out, fresh, as_json)
+    return _run(ctx, load_task(task), PruningSettings(options, **given), out, fresh, as_json)
 
 
 def _defaults(key: str) -> str:
@@ -126,7 +126,7 @@ def _by_name(key: str, given: tuple[str, ...], names: tuple[str, ...]) -> dict[s
 )
 def train(
     ctx: typer.Context, task: TaskArgument, out: Out = None, fresh: Fresh = False, as_json: AsJson = False, **given: Any
-) -> None:
+) -> Any:
     """Train a task with several optimizers side by side, from the same weights and with the same batches.
 
     The run is saved as it goes: after Ctrl-C or a crash, the same command resumes it, with exactly the same weights in
@@ -143,30 +143,30 @@ def train(
     shared: dict[str, Any] = {key: given.pop(key) for key in ("num_grads", "damping", "window")}
     each = [shared | {key: own[key].get(name) for key in EACH} for name in names]
     optimizers = tuple(OptimizerSettings(name, **one) for name, one in zip(names, each, strict=True))
-    _run(ctx, load_task(task), TrainingSettings(optimizers, **given), out, fresh, as_json)
+    return _run(ctx, load_task(task), TrainingSettings(optimizers, **given), out, fresh, as_json)
 
 
-def _run(ctx: typer.Context, task: Task, settings: Settings, out: Path | None, fresh: bool, as_json: bool) -> None:
+def _run(ctx: typer.Context, task: Task, settings: Settings, out: Path | None, fresh: bool, as_json: bool) -> Any:
     """Runs, writes the report, and shows the results; an interruption says how to resume."""
     folder = out or Path("runs") / f"{task.name}-{settings.kind}"
     report = folder / REPORT
     try:
         with ProgressDisplay() as watcher:
             record = run_task(task, settings, folder, command=command_line(ctx), fresh=fresh, watcher=watcher)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         shown = ""
         if (folder / RUN).exists() and (so_far := read_run(folder))["cells"]:
-            write_page([so_far], report)
+            write_page([so_far], inside(folder, REPORT))
             shown = f" ({report})"
-        raise KeyboardInterrupt(f"results so far are in {folder}{shown}; the same command resumes the run") from None
-    write_page([record], report)
+        raise type(error)(f"results so far are in {folder}{shown}; the same command resumes the run") from None
+    write_page([record], inside(folder, REPORT))
     if as_json:
-        typer.echo(json.dumps({**record, "folder": str(folder), "report": str(report)}, allow_nan=False))
-        return
+        return {**record, "folder": str(folder), "report": str(report)}
     if not watcher.is_used:
         typer.echo(f"{folder} is already finished; --fresh starts it over.")
     show_run(record)
     typer.echo(f"Report: {report}")
+    return None
 
 
 @command(
@@ -189,7 +189,7 @@ def plan(
     ] = False,
     as_json: AsJson = False,
     **given: Any,
-) -> None:
+) -> Any:
     """Estimate the memory and time of a run, before anything large is allocated.
 
     Times come from a few real gradients and short samples of the algebra on this machine. If the settings do not fit in
@@ -207,4 +207,4 @@ def plan(
     estimate = plan_training if for_training else plan_pruning
     arguments = {key: value for key, value in given.items() if key in inspect.signature(estimate).parameters}
     figures = estimate(load_task(task), device, **arguments)
-    typer.echo(json.dumps(figures.as_dict(), indent=1) if as_json else figures.text())
+    return figures.as_dict() if as_json else typer.echo(figures.text())

@@ -4,11 +4,15 @@ import contextlib
 import errno
 import functools
 import inspect
+import json
 import re
 import shlex
+import signal
+import sys
 import sysconfig
+import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +20,7 @@ import typer
 
 from mfac.app.tasks import BUILT_IN, TaskError
 
-FAILED, INTERRUPTED = 1, 130
+FAILED, INTERRUPTED, TERMINATED = 1, 130, 143
 PANEL, THIS_PANEL = "The run", "This command"
 
 
@@ -92,24 +96,51 @@ def number_or_word(value: str) -> int | float | str:
     return value
 
 
-def command(*options: inspect.Parameter) -> Callable[[Callable[..., None]], Callable[..., None]]:
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, for example of a batch system that stops a job; it ends a command as Ctrl-C does."""
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Raises Terminated in the block on SIGTERM."""
+
+    def stop(*_: object) -> None:
+        raise Terminated
+
+    is_main = threading.current_thread() is threading.main_thread()  # the only one that may set handlers
+    before = signal.signal(signal.SIGTERM, stop) if is_main else None
+    try:
+        yield
+    finally:
+        if is_main:
+            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def command(*options: inspect.Parameter) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Gives a function these options in place of its `**given`, and --debug; reports its errors in one line.
 
-    Options without a value are left out of `given`; "none" is None, and lists are tuples.
+    Options without a value are left out of `given`; "none" is None, and lists are tuples. With --json the command
+    returns the object to print, and anything else that is printed meanwhile goes to stderr.
     """
 
-    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+    def decorate(function: Callable[..., Any]) -> Callable[..., None]:
         @functools.wraps(function)
         def run(debug: bool, **values: Any) -> None:
+            of_others = contextlib.redirect_stdout(sys.stderr) if values.get("as_json") else contextlib.nullcontext()
             for name in (item.name for item in options):
                 value = values.pop(name)
                 if value is not None and value != []:
                     values[name] = tuple(value) if isinstance(value, list) else None if value == "none" else value
             try:
-                function(**values)
+                with of_others, _terminable():
+                    answer = function(**values)
+                if answer is not None:
+                    typer.echo(json.dumps(answer, allow_nan=False))
             except KeyboardInterrupt as error:
-                typer.echo(f"mfac: interrupted{f'; {error}' if str(error) else ''}", err=True)
-                raise typer.Exit(INTERRUPTED) from None
+                is_term = isinstance(error, Terminated)
+                what, code = ("terminated", TERMINATED) if is_term else ("interrupted", INTERRUPTED)
+                typer.echo(f"mfac: {what}{f'; {error}' if str(error) else ''}", err=True)
+                raise typer.Exit(code) from None
             except Exception as error:
                 if debug or isinstance(error, typer.Exit | typer.Abort | typer.BadParameter):
                     raise

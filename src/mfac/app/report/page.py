@@ -14,23 +14,37 @@ from mfac import __version__
 from mfac.app.report.overview import run_facts, settings_section, summaries
 from mfac.app.report.record import completed
 from mfac.app.report.sections import result_sections
+from mfac.app.runs.format import is_report
 from mfac.pruning.atomic_file import replacing
 
 PathLike = str | os.PathLike[str]
 
 
 def write_page(
-    runs: list[dict[str, Any]], path: PathLike, title: str | None = None, folders: Sequence[PathLike] | None = None
+    runs: list[dict[str, Any]],
+    path: PathLike,
+    title: str | None = None,
+    folders: Sequence[PathLike] | None = None,
+    force: bool = False,
 ) -> None:
     """Writes the page of one or several runs (the contents of run.json files), completely or not at all.
 
     `folders` are those of the runs, for the links to their files; None: a single run's is the folder of the page.
+    A file that is not such a page is replaced only with `force`.
     """
+    check_replaceable(Path(path), force)
     here = Path(path).absolute().parent
     relative = None if folders is None else [os.path.relpath(folder, here) for folder in folders]
     text = render_page(runs, title, relative)
     with replacing(path) as draft:
         draft.write_text(text, encoding="utf-8")
+
+
+def check_replaceable(path: Path, force: bool = False) -> None:
+    """FileExistsError if there is a file that is not a page of `write_page`."""
+    if path.exists() and not is_report(path) and not force:
+        remedy = "move it, choose another file (--out), or overwrite it (mfac report --force)"
+        raise FileExistsError(f"{path} exists and is not a report of mfac; {remedy}")
 
 
 def render_page(runs: list[dict[str, Any]], title: str | None = None, folders: Sequence[PathLike] | None = None) -> str:

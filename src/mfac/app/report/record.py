@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mfac.app.runs.format import Record, check_record
+
 MISSING, SPACE = "–", "\N{NO-BREAK SPACE}"
 UNITS = {  # by base unit: (unit, the smallest value in base units that is written in it, base units in it)
     "s": (("h", 3 * 3600.0, 3600.0), ("min", 300.0, 60.0), ("s", 0.0, 1.0)),
@@ -59,10 +61,6 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-Record = dict[str, Any]
-FORMAT, KINDS = 1, ("prune", "train")
-
-
 @dataclass(frozen=True)
 class Series:
     """The cells of one label in one run: one line in every plot.
@@ -82,9 +80,7 @@ def completed(runs: Sequence[Any]) -> list[Record]:
     if not runs:
         raise ValueError("a report needs at least one run and got an empty list; pass the contents of run.json files")
     for number, run in enumerate(runs, 1):
-        found = (run.get("format"), run.get("kind")) if isinstance(run, dict) else type(run).__name__
-        if found not in [(FORMAT, kind) for kind in KINDS]:
-            raise ValueError(f"run {number}: expected the dict of a run.json of format {FORMAT}, got {found}")
+        check_record(run, f"run {number}")
     titles, known = [run["title"] for run in runs], []
     for place, (run, title) in enumerate(zip(runs, titles, strict=True)):
         title = f"{title} ({titles[:place].count(title) + 1})" if titles.count(title) > 1 else title

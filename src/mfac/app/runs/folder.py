@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,9 +14,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_model, save_model
+from safetensors.torch import load_file, save_model
 from torch import Tensor, nn
 
+from mfac.app.runs.format import FORMAT, RUN, Record, inside, is_report, read_run
 from mfac.pruning.atomic_file import replacing
 from mfac.pruning.compact_file import FORMAT as COMPACT
 from mfac.pruning.compact_file import load_compact
@@ -52,37 +54,53 @@ def load_checkpoint(path: Path, model: nn.Module) -> None:
         raise ValueError(f"there is no checkpoint {path}; expected a state_dict saved by torch.save or safetensors")
     try:
         if path.suffix != ".safetensors":
-            model.load_state_dict({name.removeprefix("module."): value for name, value in _read_torch(path).items()})
+            model.load_state_dict(_named_as(model, _read_state_dict(path)))
             return
         with safe_open(path, framework="pt") as file:
             is_compact = (file.metadata() or {}).get("format") == COMPACT
-        (load_compact(path, model) if is_compact else load_model(model, path))
+        (load_compact(path, model) if is_compact else model.load_state_dict(_named_as(model, load_file(path))))
     except SafetensorError as error:
-        raise ValueError(f"{path} is not a complete safetensors file ({error})") from None
+        raise ValueError(f"{path} is not a complete safetensors file ({error}); copy or save it again") from None
     except RuntimeError as error:  # its first line names the model, its second the first difference
-        problem = " ".join(line.strip() for line in str(error).splitlines()[1:2]) or str(error)
-        raise ValueError(f"{path} does not fit the model: {problem}") from None
+        problem = " ".join(line.strip() for line in str(error).splitlines()[1:2]).rstrip(".") or str(error)
+        raise ValueError(f"{path} does not fit the model: {problem}; it must be a state_dict of this model") from None
 
 
-def _read_torch(path: Path) -> Mapping[str, Tensor]:
+def read_torch(path: Path) -> Any:
+    """What torch.save has written, without running any code."""
     try:
-        found: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        problem = "contains more than tensors, and loading it could run code; save model.state_dict() instead"
-        raise ValueError(f"{path} {problem}") from None
-    except (RuntimeError, EOFError, KeyError) as error:
-        raise ValueError(f"{path} is not a complete file of torch.save ({str(error).partition(chr(10))[0]})") from None
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        with open(path, "rb") as file:
+            is_whole = zipfile.is_zipfile(path) or file.read(1) == b"\x80"
+        if is_whole and isinstance(error, pickle.UnpicklingError):
+            problem = "contains more than tensors, and loading it could run code; save model.state_dict() instead"
+            raise ValueError(f"{path} {problem}") from None
+        raise ValueError(f"{path} is not a complete file of torch.save; copy or save it again") from None
+
+
+def _read_state_dict(path: Path) -> Mapping[str, Tensor]:
+    found = read_torch(path)
     if isinstance(found, Mapping):
         found = next((found[key] for key in INNER if isinstance(found.get(key), Mapping)), found)
     if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise ValueError(f"{path} holds a {type(found).__name__} and not a state_dict (name: tensor)")
+        problem = f"holds a {type(found).__name__} and not a state_dict (name: tensor)"
+        raise ValueError(f"{path} {problem}; save model.state_dict() instead")
     return found
 
 
-FORMAT = 1
-RUN, REPORT, DENSE, LOCK, STATE = "run.json", "report.html", "dense.safetensors", ".lock", "state.pt"
+def _named_as(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state under the model's names: without those of wrappers, and tied tensors under each of theirs."""
+    own = model.state_dict()
+    if not state.keys() <= own.keys():
+        state = {name.replace("_orig_mod.", "").removeprefix("module."): value for name, value in state.items()}
+    places = {name: (tensor.data_ptr(), tensor.shape) for name, tensor in own.items() if isinstance(tensor, Tensor)}
+    stored = {places[name]: value for name, value in state.items() if name in places}
+    return {**{name: stored[place] for name, place in places.items() if place in stored}, **state}
+
+
+REPORT, DENSE, LOCK, STATE = "report.html", "dense.safetensors", ".lock", "state.pt"
 PATHS = ("source", "checkpoint")  # files are compared by their digests, not by their paths
-Record = dict[str, Any]
 
 
 class RunFolder:
@@ -99,7 +117,7 @@ class RunFolder:
     def put(self, **entries: Any) -> None:
         record = {**self.record, **entries}
         text = json.dumps(record, indent=1, allow_nan=False) + "\n"
-        with writing(self.path / RUN) as draft:
+        with writing(inside(self.path, RUN)) as draft:
             draft.write_text(text)
         self.record = record  # only now: memory is never ahead of the disk
 
@@ -128,27 +146,16 @@ def open_run(path: Path, description: Record, *, fresh: bool = False) -> Iterato
             return
         elif not fresh and (before["cells"] or any(path.glob(f"*/{STATE}"))):
             raise ValueError(_differences(path, _facts(before), _facts(description)))
-        for file in (path / DENSE, *path.glob(f"*/{STATE}")):  # before the new record, which must not find them
+        states = [str(file.relative_to(path)) for file in path.glob(f"*/{STATE}")]
+        cells = [name for cell in (before or {"cells": ()})["cells"] for name in cell["files"].values()]
+        cells += [REPORT] if is_report(path / REPORT) else []
+        old, results = ([inside(path, name) for name in names] for names in ((DENSE, *states), cells))
+        for file in old:  # before the new record, which must not find them
             file.unlink(missing_ok=True)
         folder = RunFolder(path, {})
         folder.put(format=FORMAT, **description, started=_now(), finished=None, cells=[])
-        _remove_results(path, before or {})
+        _remove(results, path)
         yield folder
-
-
-def read_run(path: Path) -> Record:
-    """The record of a run, from its folder or its run.json; ValueError if there is none, or in another format."""
-    file = path / RUN if path.is_dir() else path
-    if not file.is_file():
-        raise ValueError(f"{path} is not a run folder (it has no {RUN}); `mfac prune` and `mfac train` create one")
-    try:
-        record = json.loads(file.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is not valid JSON ({error})") from None
-    found = record.get("format") if isinstance(record, dict) else type(record).__name__
-    if found != FORMAT:
-        raise ValueError(f"{file} has the format {found!r}; this version reads format {FORMAT}")
-    return record
 
 
 def _now() -> str:
@@ -180,14 +187,11 @@ def _check_empty(path: Path) -> None:
         raise ValueError(f"{path} is not empty and not a run folder (it contains {others[0]}); choose another (--out)")
 
 
-def _remove_results(path: Path, before: Record) -> None:
-    """Removes the files of an earlier run's cells, and their folders if nothing else is in them."""
-    (path / REPORT).unlink(missing_ok=True)
-    files = [path / name for cell in before.get("cells", ()) for name in cell.get("files", {}).values()]
-    files = [file for file in files if path in file.parents]
+def _remove(files: list[Path], root: Path) -> None:
+    """Removes files, and their folders if nothing else is in them."""
     for file in files:
         file.unlink(missing_ok=True)
-    for folder in {file.parent for file in files} - {path}:
+    for folder in {file.parent for file in files} - {root}:
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
 
@@ -195,7 +199,7 @@ def _remove_results(path: Path, before: Record) -> None:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Holds a lock that ends with the process, however that ends."""
-    with open(path / LOCK, "a") as handle:
+    with open(inside(path, LOCK), "a") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

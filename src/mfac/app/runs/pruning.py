@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from mfac.app.runs.environment import process_peak_bytes
-from mfac.app.runs.folder import DENSE, Record, load_checkpoint, save_weights, writing
+from mfac.app.runs.folder import DENSE, load_checkpoint, save_weights, writing
+from mfac.app.runs.format import Record, inside
 from mfac.app.runs.run import Cell, SavedRun, check_settings
 from mfac.app.runs.task_batches import TaskBatches, finite, measure
 from mfac.app.runs.training import OptimizerSettings, TrainingLoop, make_optimizer
@@ -114,7 +115,7 @@ class PruningSettings:
         """Trains the model once, if the task can, so that all cells start from the same weights."""
         if run.task.pretrain is None or self.checkpoint is not None:
             return
-        path = run.folder.path / DENSE
+        path = inside(run.folder.path, DENSE)
         if not path.exists():
             run.watcher.say(f"training {run.task.name} first, since no checkpoint is given")
             with seeded(self.seed):
@@ -172,11 +173,11 @@ def _results(
 ) -> Record:
     """Evaluates the pruned model and writes its files; returns the entries of the cell in run.json."""
     cell.run.watcher.end()
-    path, found = cell.path, measure(cell.run.task, model, cell.run.device)
-    save_weights(model, path / "weights.safetensors")
-    with writing(path / "masks.safetensors") as draft:
+    found = measure(cell.run.task, model, cell.run.device)
+    save_weights(model, cell.file("weights.safetensors"))
+    with writing(cell.file("masks.safetensors")) as draft:
         save_masks(masks, draft)
-    with writing(path / "compact.safetensors") as draft:
+    with writing(cell.file("compact.safetensors")) as draft:
         size = save_compact(model, draft, masks)
     kept = {name: int(mask.sum()) for name, mask in masks.items()}
     seconds = sum(record.seconds for record in history) + (training[-1]["second"] if training else 0.0)
@@ -193,6 +194,6 @@ def _results(
             for record in history
         ],
         "training": training,
-        "files": {what: f"{path.name}/{what}.safetensors" for what in ("weights", "masks", "compact")},
+        "files": {what: f"{cell.path.name}/{what}.safetensors" for what in ("weights", "masks", "compact")},
         "bytes": {"dense": size.dense, "compact": size.compact},
     }

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from mfac.app.runs.environment import choose_device, environment
-from mfac.app.runs.folder import STATE, Record, RunFolder, load_checkpoint, open_run, writing
+from mfac.app.runs.folder import STATE, RunFolder, load_checkpoint, open_run, read_torch, writing
+from mfac.app.runs.format import Record, inside
 from mfac.app.tasks import Task
 from mfac.gradients.model_state import seeded
 
@@ -68,12 +69,13 @@ class SavedRun:
 
     def cell(self, name: str, facts: Record, seed: int, work: Callable[["Cell"], Record]) -> None:
         """Completes a cell, unless it is complete; its entry in run.json is the facts and what `work` returns."""
-        path = self.folder.path / name
+        path = inside(self.folder.path, name)
         path.mkdir(exist_ok=True)
+        cell = Cell(self, path)
         if not self.folder.has(**facts):
             with seeded(seed):
-                self.folder.add({**facts, **work(Cell(self, path))})
-        (path / STATE).unlink(missing_ok=True)
+                self.folder.add({**facts, **work(cell)})
+        cell.file(STATE).unlink(missing_ok=True)
 
 
 class Cell:
@@ -83,21 +85,32 @@ class Cell:
         self.run, self.path, self._last_save = run, path, time.monotonic()
         self._parts: dict[str, Any] = {}
 
+    def file(self, name: str) -> Path:
+        return inside(self.run.folder.path, f"{self.path.name}/{name}")
+
     def begin(self, total: int, done: Callable[[], float], **parts: Any) -> None:
         """Restores these parts (they have `state_dict` and `load_state_dict`) if there is a state; `at` saves them."""
         self._parts = parts
-        if (self.path / STATE).exists():
-            state = torch.load(self.path / STATE, map_location="cpu", weights_only=True)
-            for name, part in parts.items():
-                part.load_state_dict(state[name])
+        if (file := self.file(STATE)).exists():
+            self._restore(file)
             self.run.watcher.say(f"{self.path.name}: resuming after {done():.3g} of {total} steps")
         self.run.watcher.begin(self.path.name, total)
         self.run.watcher.at(done())
 
+    def _restore(self, file: Path) -> None:
+        try:
+            state = read_torch(file)
+            for name, part in self._parts.items():
+                part.load_state_dict(state[name])
+        except Exception as error:
+            reason = "" if isinstance(error, ValueError) else f" ({type(error).__name__})"
+            problem = f"{file} is not the state of this cell, or damaged{reason}"
+            raise ValueError(f"{problem}; delete it, and the same command starts the cell over") from error
+
     def at(self, done: float, note: str, save: bool = False) -> None:
         """So many steps are done; the state is saved if the last save is long ago, or `save`."""
         if save or time.monotonic() - self._last_save >= self.run.save_every:
-            with writing(self.path / STATE) as draft, open(draft, "wb") as file:
+            with writing(self.file(STATE)) as draft, open(draft, "wb") as file:
                 torch.save({name: part.state_dict() for name, part in self._parts.items()}, file)
             self._last_save = time.monotonic()
         self.run.watcher.at(done, note)

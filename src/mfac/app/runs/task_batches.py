@@ -83,7 +83,7 @@ def measure(task: Task, model: nn.Module, device: torch.device) -> dict[str, flo
         for batch in (move(batch, device) for batch in batches):
             tensors = sample_tensors(batch)
             size = len(tensors[0]) if tensors else 1
-            total, samples = total + size * float(task.loss(model, batch)), samples + size
+            total, samples = total + size * float(task.scalar_loss(model, batch)), samples + size
             hits = _hits(model, batch) if task.eval_batches and task.evaluate is None else None
             if hits is not None:
                 correct, labelled = correct + float(hits.sum()), labelled + len(hits)

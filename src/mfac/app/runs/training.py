@@ -12,7 +12,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mfac.app.runs.environment import process_peak_bytes
-from mfac.app.runs.folder import Record, save_weights
+from mfac.app.runs.folder import save_weights
+from mfac.app.runs.format import Record
 from mfac.app.runs.run import Cell, SavedRun, build_model, check_settings
 from mfac.app.runs.task_batches import TaskBatches, epochs, finite, measure
 from mfac.app.tasks import Task
@@ -140,7 +141,7 @@ class TrainingSettings:
         while loop.advance():
             cell.at(loop.done, "loss not finite" if loop.is_diverged else f"loss {loop.losses[-1]:.4g}")
         cell.run.watcher.end()
-        save_weights(model, cell.path / "weights.safetensors")
+        save_weights(model, cell.file("weights.safetensors"))
         record = {
             "settings": optimizer.filled(),
             "steps": loop.done,
@@ -215,7 +216,7 @@ class TrainingLoop:
             for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate * factor
         self.optimizer.zero_grad()
-        loss = self.task.loss(self.model, batch)
+        loss = self.task.scalar_loss(self.model, batch)
         value = finite(float(loss.detach()))
         if value is not None:
             loss.backward()

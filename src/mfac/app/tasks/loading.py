@@ -55,6 +55,15 @@ class Task:
     source: str = ""
     pretrain: Callable[[nn.Module], None] | None = None
 
+    def scalar_loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """The loss; TaskError if it is not a scalar tensor."""
+        found = self.loss(model, batch)
+        if not isinstance(found, Tensor) or found.ndim:
+            kind = f"one of shape {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+            problem = f"loss(model, batch) must return a scalar tensor, not {kind}"
+            raise TaskError(f"{self.source or self.name}: {problem}; return the mean over the batch")
+        return found
+
 
 BUILT_IN = {"digits": "mfac.app.tasks.digits"}
 # The functions of a task: what each is called with, the type that it returns, and the name of that type.
