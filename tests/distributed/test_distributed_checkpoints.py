@@ -1,7 +1,6 @@
 """States of an optimizer on ranks: saved on some, loaded on others, and gone on with as if nothing had happened."""
 
 import copy
-import io
 
 import pytest
 import torch
@@ -9,6 +8,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from distributed_cases import Training
 from optimizers import through_a_file
+from rank_pool import on_ranks
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -44,12 +44,8 @@ def load_and_go_on(group, ways, folders, options):
             training = Training(group, way, **options)
             state = state_of(training)
             dcp.load(state, checkpoint_id=folder, process_group=group, no_dist=group is None)
-            set_state_dict(
-                training.model,
-                training.optimizer,
-                model_state_dict=state["model"],
-                optim_state_dict=state["optimizer"],
-            )
+            parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
+            set_state_dict(training.model, training.optimizer, **parts)
             results[way, folder] = training.steps(range(SAVED, SAVED + MORE)).weights()
     return results
 
@@ -88,11 +84,15 @@ def test_saved_on_ranks_it_goes_on_without_a_process_group(folders, expected):
         torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12)
 
 
-def resumed_from_own_file(group, way, options):
-    """The weights of a run that was left alone, and of one that every rank has saved and loaded for itself.
-
-    Both get the same gradients: DDP sums in another order after its first step, which has nothing to do with ours.
-    """
+@pytest.mark.parametrize(
+    ("way", "window"),
+    [("ddp", None), ("fsdp", None), ("ddp", torch.bfloat16), ("ddp", TopK(0.5, block=8)), ("fsdp", Int8(block=8))],
+    ids=str,
+)
+@on_ranks(3)
+def test_every_rank_resumes_from_its_own_file_bit_for_bit(group, way, window):
+    """Both runs get the same gradients: DDP sums in another order after its first step."""
+    options = {"momentum": 0.9, "masked": window is None, "window": window, "dtype": torch.float32}
     training = Training(group, way, **options).steps(range(SAVED))
     twin = Training(group, way, **options)
     twin.model.load_state_dict(copy.deepcopy(training.model.state_dict()))
@@ -105,18 +105,7 @@ def resumed_from_own_file(group, way, options):
             ours.grad = theirs.grad.clone()
         training.optimizer.step()
         twin.optimizer.step()
-    return training.weights(), twin.weights()
-
-
-@pytest.mark.parametrize(
-    ("way", "window"),
-    [("ddp", None), ("fsdp", None), ("ddp", torch.bfloat16), ("ddp", TopK(0.5, block=8)), ("fsdp", Int8(block=8))],
-    ids=str,
-)
-def test_every_rank_resumes_from_its_own_file_bit_for_bit(rank_pool, way, window):
-    options = {"momentum": 0.9, "masked": window is None, "window": window, "dtype": torch.float32}
-    for weights, resumed in rank_pool.run(3, resumed_from_own_file, way, options):
-        assert all(map(torch.equal, weights, resumed))
+    assert all(map(torch.equal, training.weights(), twin.weights()))
 
 
 def loads_whole_state(group, way, state, options):
@@ -144,28 +133,17 @@ def test_the_state_of_one_process_is_loaded_on_ranks(rank_pool, way, window):
     torch.testing.assert_close(ranks[0], training.steps(range(SAVED, SAVED + MORE)).weights(), **tolerance)
 
 
-def loads_state_of_first_rank(group, options):
-    """As trainers do that save on the first rank only."""
-    training = Training(group, "ddp", **options).steps(range(SAVED))
-    told = [None]
-    if group.rank() == 0:
-        file = io.BytesIO()
-        torch.save(training.optimizer.state_dict(), file)
-        told = [file.getvalue()]
+@pytest.mark.parametrize(
+    ("window", "message"), [(None, "sharded for other ranks"), (torch.int8, "cannot be resharded")]
+)
+@on_ranks(2)
+def test_the_state_of_another_rank_is_refused(group, window, message):
+    """As trainers would load it that save on the first rank only."""
+    training = Training(group, "ddp", window=window).steps(range(SAVED))
+    told = [training.optimizer.state_dict()]
     dist.broadcast_object_list(told, 0, group=group)
-    states = torch.load(io.BytesIO(told[0]), weights_only=True)
-    try:
-        training.optimizer.load_state_dict(states)
-    except ValueError as error:
-        return str(error)
-    return "loaded"
-
-
-def test_the_state_of_another_rank_is_refused(rank_pool):
-    messages = rank_pool.run(2, loads_state_of_first_rank, {})
-    assert all("sharded for other ranks" in message for message in messages)
-    messages = rank_pool.run(2, loads_state_of_first_rank, {"window": torch.int8})
-    assert any("cannot be resharded" in message for message in messages)
+    with pytest.raises(ValueError, match=message):
+        training.optimizer.load_state_dict(told[0])
 
 
 def compressed_elsewhere(group, folder, options, save_it):
@@ -192,30 +170,21 @@ def test_compressed_rows_can_be_loaded_on_as_many_ranks_only(rank_pool, tmp_path
         assert "of 3" in message
 
 
-def full_state(group):
-    """A whole state on every rank, as get_optimizer_state_dict gathers it, and loaded again."""
+@on_ranks(2)
+def test_a_full_state_of_sharded_parameters_loads_again(group):
+    """A whole state on every rank, as get_optimizer_state_dict gathers it."""
     training, twin = Training(group, "fsdp", momentum=0.9).steps(range(SAVED)), Training(group, "fsdp", momentum=0.9)
     options = StateDictOptions(full_state_dict=True)
     state = get_optimizer_state_dict(training.model, training.optimizer, options=options)
+    assert state["state"]["0.weight"]["rows"].shape == (8, 7, 5)
     twin.model.load_state_dict(copy.deepcopy(training.model.state_dict()))
     set_optimizer_state_dict(twin.model, twin.optimizer, state, options=options)
-    shape = tuple(state["state"]["0.weight"]["rows"].shape)
-    return shape, *(each.steps(range(SAVED, SAVED + MORE)).weights() for each in (training, twin))
+    weights, resumed = (each.steps(range(SAVED, SAVED + MORE)).weights() for each in (training, twin))
+    torch.testing.assert_close(resumed, weights, rtol=1e-12, atol=1e-13)
 
 
-def test_a_full_state_of_sharded_parameters_loads_again(rank_pool):
-    for shape, weights, resumed in rank_pool.run(2, full_state):
-        assert shape == (8, 7, 5)
-        torch.testing.assert_close(resumed, weights, rtol=1e-12, atol=1e-13)
-
-
-def loads_shares_alone(group):
-    """The state of sharded parameters into an optimizer of whole ones."""
+@on_ranks(2)
+def test_shares_are_not_taken_for_the_whole(group):
     state = Training(group, "fsdp").steps(range(SAVED)).optimizer.state_dict()
     with pytest.raises(ValueError, match=r"the saved state of 0.weight is sharded over 2 ranks; save and load it with"):
         Training(None, "ddp").optimizer.load_state_dict(state)
-    return True
-
-
-def test_shares_are_not_taken_for_the_whole(rank_pool):
-    assert all(rank_pool.run(2, loads_shares_alone))

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from models import cross_entropy, mlp
 from peak_memory import peak
+from rank_pool import on_ranks
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -17,6 +17,7 @@ import mfac
 from mfac.distributed import exchange
 from mfac.distributed.shares import column_shares
 from mfac.gradients import accumulate_fisher, collect, collect_gradients
+from mfac.layout import ParameterLayout
 
 SIZES = (2, 3)
 NUM_BATCHES = 13
@@ -47,14 +48,15 @@ def pieces_of(piece_bytes, message_bytes=8 * 2**20):
 def collected(group, num_grads, options, piece_rows=100):
     """This rank's columns; its batches are every size-th."""
     model, batches = problem()
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    rank, size = group.rank(), group.size()
     state = {name: value.clone() for name, value in model.state_dict().items()}
     with pieces_of(8 * sum(sizes_of(model)) * piece_rows, 64 * size):
         rows = collect_gradients(model, LOSSES[options.get("fisher")], batches[rank::size], num_grads,
                                  process_group=group, progress=False, **options)  # fmt: skip
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
-    share = column_shares(sizes_of(model), size, options.get("block_size"))[rank]
+    layout = ParameterLayout(model, options.get("params"), options.get("masks"))
+    share = column_shares(layout.sizes, size, options.get("block_size"))[rank]
     assert rows.shape == (num_grads, len(share))
     return rows
 
@@ -70,7 +72,14 @@ def alone(num_grads, options):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(
-    "options", [{"block_size": 8}, {"fisher": "sampled", "seed": 3}, {"dtype": torch.bfloat16}], ids=str
+    "options",
+    [
+        {"block_size": 8},
+        {"fisher": "sampled", "seed": 3},
+        {"dtype": torch.bfloat16},
+        {"params": "re:weight", "masks": {"0.weight": torch.arange(35).view(7, 5) % 2 > 0}},
+    ],
+    ids=str,
 )
 def test_the_rows_of_one_process(rank_pool, size, options):
     found = torch.cat(rank_pool.run(size, collected, 11, options), 1)
@@ -84,18 +93,6 @@ def test_in_any_pieces(rank_pool, piece_rows, num_grads):
     assert torch.equal(found, alone(num_grads, {}))
 
 
-def one_sample_after_the_other(group, num_grads, chunk_size):
-    """Samples are dealt as a DistributedSampler deals them."""
-    case = mlp(12)
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    data = torch.utils.data.TensorDataset(*case.batch)
-    sampler = torch.utils.data.DistributedSampler(data, size, rank, shuffle=False)
-    loader = torch.utils.data.DataLoader(data, batch_size=2, sampler=sampler)
-    with pieces_of(3 * 4 * sum(sizes_of(case.model))):
-        return collect_gradients(case.model, case.loss_fn, loader, num_grads, per_sample=True, chunk_size=chunk_size,
-                                 process_group=group)  # fmt: skip
-
-
 @pytest.mark.parametrize(("size", "chunk_size"), [(2, None), (2, 1), (3, 5)])
 def test_samples_of_a_distributed_sampler(rank_pool, size, chunk_size):
     case = mlp(12)
@@ -104,23 +101,20 @@ def test_samples_of_a_distributed_sampler(rank_pool, size, chunk_size):
     torch.testing.assert_close(found, expected)
 
 
-def masked(group, masks):
-    model, batches = problem()
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    return collect_gradients(model, cross_entropy, batches[rank::size], 5, params="re:weight", masks=masks,
-                             process_group=group)  # fmt: skip
-
-
-def test_masks_and_chosen_parameters(rank_pool):
-    model, batches = problem()
-    masks = {"0.weight": torch.rand(7, 5) < 0.5}
-    expected = collect_gradients(model, cross_entropy, batches, 5, params="re:weight", masks=masks)
-    assert torch.equal(torch.cat(rank_pool.run(3, masked, masks), 1), expected)
+def one_sample_after_the_other(group, num_grads, chunk_size):
+    """Samples are dealt as a DistributedSampler deals them."""
+    case = mlp(12)
+    data = torch.utils.data.TensorDataset(*case.batch)
+    sampler = torch.utils.data.DistributedSampler(data, group.size(), group.rank(), shuffle=False)
+    loader = torch.utils.data.DataLoader(data, batch_size=2, sampler=sampler)
+    options = {"per_sample": True, "chunk_size": chunk_size, "process_group": group}
+    with pieces_of(3 * 4 * sum(sizes_of(case.model))):
+        return collect_gradients(case.model, case.loss_fn, loader, num_grads, **options)
 
 
 def accumulated(group, num_grads, block_size):
     model, batches = problem()
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    rank, size = group.rank(), group.size()
     blocks = accumulate_fisher(model, cross_entropy, batches[rank::size], num_grads, block_size, process_group=group)
     op = mfac.StaticInverseFisher(blocks, 1e-3, process_group=group)
     return op.diagonal(), op.logdet(), blocks.num_grads
@@ -138,72 +132,57 @@ def test_sums_of_blocks(rank_pool, size, block_size):
         assert num_grads == 12
 
 
-def failing(group, change):
-    """The error of this rank when the last one has something wrong with it, and that the model is as before."""
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    model, batches = problem()
-    arguments = {"model": model.train(), "loss_fn": cross_entropy, "batches": batches[rank::size], "num_grads": 9}
-    if rank == size - 1:
-        arguments |= change if isinstance(change, dict) else change(arguments)
-    with pieces_of(8 * sum(sizes_of(model))), pytest.raises((ValueError, RuntimeError, KeyError)) as caught:
+def poisoned(batches):
+    first, (inputs, targets), *rest = batches
+    return [first, (torch.full_like(inputs, torch.nan), targets), *rest]
+
+
+def broken_loss(model, batch):
+    raise KeyError("no such column")
+
+
+def other_weights(model):
+    model[0].weight.data[0, 0] += 1e-12
+    return model
+
+
+TOGETHER = "collecting gradients failed on rank 2: "
+# What the others say, and what the last rank has instead.
+FAILURES = {
+    f"{TOGETHER}ValueError: num_grads=9 rows were asked for, 3 of them from this rank, and batches gave only 2": (
+        lambda arguments: {"batches": arguments["batches"][:2]}
+    ),
+    rf"{TOGETHER}\w+: the loss \(nan\) of batch 1 is not finite; the 1 rows before it are good": (
+        lambda arguments: {"batches": poisoned(arguments["batches"])}
+    ),
+    f"{TOGETHER}KeyError: 'no such column'": lambda arguments: {"loss_fn": broken_loss},
+    "the model's weights must be the same on every rank: rank 2 has": (
+        lambda arguments: {"model": other_weights(arguments["model"])}
+    ),
+    "num_grads must be the same on every rank: rank 2 has 8, rank 0 9": lambda arguments: {"num_grads": 8},
+    r"which weights there are .* must be the same on every rank": lambda arguments: {"params": ["0.weight"]},
+    'method must be "auto", "vmap" or "loop"': lambda arguments: {"method": "magic"},
+    "out= is for one process": lambda arguments: {"out": "somewhere.rows"},
+}
+
+
+@pytest.mark.parametrize("message", FAILURES)
+@on_ranks(3)
+def test_what_fails_on_one_rank_fails_on_all(group, message):
+    rank, (model, batches) = group.rank(), problem()
+    arguments = {"model": model.train(), "loss_fn": cross_entropy, "batches": batches[rank::3], "num_grads": 9}
+    arguments |= FAILURES[message](arguments) if rank == 2 else {}
+    own = re.sub(r"^collecting.*?: [^:]*: ", "", message) if rank == 2 else message
+    with pieces_of(8 * sum(sizes_of(model))), pytest.raises((ValueError, RuntimeError, KeyError), match=own):
         collect_gradients(**arguments, process_group=group)
     assert model.training
-    assert dist.get_rank(group) == rank
     # The group is as good as new.
-    rows = collect_gradients(problem()[0], cross_entropy, batches[rank::size], 3, process_group=group)
-    return type(caught.value).__name__, str(caught.value), rows
+    rows = collect_gradients(problem()[0], cross_entropy, batches[rank::3], 3, process_group=group)
+    assert torch.equal(rows, alone(3, {})[:, column_shares(sizes_of(model), 3)[rank].columns])
 
 
-def too_few(arguments):
-    return {"batches": arguments["batches"][:2]}
-
-
-def not_finite(arguments):
-    first, (inputs, targets), *rest = arguments["batches"]
-    return {"batches": [first, (torch.full_like(inputs, torch.nan), targets), *rest]}
-
-
-def broken_loss(arguments):
-    def loss_fn(model, batch):
-        raise KeyError("no such column")
-
-    return {"loss_fn": loss_fn}
-
-
-def other_weights(arguments):
-    with torch.no_grad():
-        arguments["model"][0].weight[0, 0] += 1e-12
-    return {}
-
-
-FAILURES = [
-    (too_few, "ValueError", "num_grads=9 rows were asked for, 3 of them from this rank, and batches gave only 2"),
-    (
-        not_finite,
-        "(NotFinite|Runtime)Error",
-        r"the loss \(nan\) of batch 1 is not finite; the 1 rows before it are good",
-    ),
-    (broken_loss, "(KeyError|RuntimeError)", "no such column"),
-    (other_weights, "ValueError", "the model's weights must be the same on every rank: rank 2 has"),
-    ({"num_grads": 8}, "ValueError", "num_grads must be the same on every rank: rank 2 has 8, rank 0 9"),
-    ({"params": ["0.weight"]}, "ValueError", r"which weights there are .* must be the same on every rank"),
-    ({"method": "magic"}, "ValueError", 'method must be "auto", "vmap" or "loop"'),
-    ({"out": "somewhere.rows"}, "ValueError", "out= is for one process"),
-]
-
-
-@pytest.mark.parametrize(("change", "kind", "message"), FAILURES, ids=[message for *_, message in FAILURES])
-def test_what_fails_on_one_rank_fails_on_all(rank_pool, change, kind, message):
-    results = rank_pool.run(3, failing, change)
-    for rank, (found, text, _) in enumerate(results):
-        assert re.fullmatch(kind, found), (found, text)
-        assert re.search(message, text), text
-        if change in (too_few, not_finite, broken_loss) and rank < 2:
-            assert text.startswith("collecting gradients failed on rank 2: ")
-    assert torch.equal(torch.cat([rows for *_, rows in results], 1), alone(3, {}))
-
-
-def without_room(group):
+@on_ranks(2)
+def test_a_rank_without_room_for_its_share_stops_all(group):
     model, batches = problem()
     room = collect.available_memory
     if group.rank() == 1:
@@ -213,37 +192,21 @@ def without_room(group):
             collect_gradients(model, cross_entropy, batches[group.rank() :: 2], 9, process_group=group)
     finally:
         collect.available_memory = room
-    return True
 
 
-def test_a_rank_without_room_for_its_share_stops_all(rank_pool):
-    assert all(rank_pool.run(2, without_room))
-
-
-def wrapped(group):
+@on_ranks(2)
+def test_models_under_ddp_and_fsdp_and_the_same_batches_on_all_ranks(group):
     model, batches = problem()
     wrapper = nn.parallel.DistributedDataParallel(model, process_group=group)
     with pytest.raises(ValueError, match=r"pass the model inside: model\.module"):
         collect_gradients(wrapper, cross_entropy, batches, 2, process_group=group)
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    return collect_gradients(wrapper.module, cross_entropy, batches[rank::size], 4, process_group=group)
-
-
-def test_a_model_under_ddp(rank_pool):
-    assert torch.equal(torch.cat(rank_pool.run(2, wrapped), 1), alone(4, {}))
-
-
-def repeated_and_sharded(group):
-    model, batches = problem()
+    found = collect_gradients(wrapper.module, cross_entropy, batches[group.rank() :: 2], 4, process_group=group)
+    assert torch.equal(found, alone(4, {})[:, column_shares(sizes_of(model), 2)[group.rank()].columns])
     with pytest.warns(UserWarning, match="ranks 0 and 1 brought the same gradient; .* by a DistributedSampler"):
         collect_gradients(model, cross_entropy, batches, 4, process_group=group)
-    fully_shard(model, mesh=DeviceMesh.from_group(group, "cpu"))
+    fully_shard(model := problem()[0], mesh=DeviceMesh.from_group(group, "cpu"))
     with pytest.raises(ValueError, match="the model has DTensor parameters, of which each rank has a part"):
         collect_gradients(model, cross_entropy, batches, 2, process_group=group)
-
-
-def test_ranks_with_the_same_batches_are_warned_and_a_sharded_model_is_refused(rank_pool):
-    rank_pool.run(2, repeated_and_sharded)
 
 
 ROWS, WIDTH = 64, 700
@@ -255,7 +218,7 @@ def peak_rise(group):
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10))
     inputs, targets = torch.randn(ROWS, WIDTH), torch.randint(10, (ROWS,))
     batches = list(zip(inputs.split(1), targets.split(1), strict=True))
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    rank, size = group.rank(), group.size()
     with pieces_of(8 * 2**20, 2 * 2**20):
         collect_gradients(model, cross_entropy, batches[rank::size], size, process_group=group)
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from distributed_cases import Training
+from rank_pool import on_ranks
 
 from mfac import DynamicInverseFisher, Int8, TopK
 from mfac.dynamic import NonFiniteGradientError
@@ -36,9 +37,7 @@ def pieces_of_everything(group, window):
     figures = {"logdet": op.logdet(), "forms": op.quadratic_form(x), "gram": op.gram.clone()}
     pieces = {"rows": op.rows.double(), "steps": steps, "product": (op @ x).T, "diagonal": op.diagonal()}
     op.damping = 2 * LAMBDA
-    with pytest.raises(
-        ValueError, match=rf"{group.size()} ranks share the columns, and no rank can have the dense matrix"
-    ):
+    with pytest.raises(ValueError, match=rf"{group.size()} ranks share the columns, and no rank can have the dense"):
         op.to_dense()
     return figures | {"empty": empty, "damped": op.logdet()}, pieces, first
 
@@ -79,23 +78,16 @@ def test_the_steps_are_those_of_one_process(rank_pool):
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
 
 
-def poisoned(group, rank):
+@on_ranks(3)
+def test_a_gradient_that_is_not_finite_on_one_rank_is_refused_on_all(group):
     here = piece_of(group)
     op = DynamicInverseFisher(M, here.stop - here.start, LAMBDA, dtype=torch.float64, process_group=group)
-    op.update(gradients()[0][here])
-    bad = gradients()[1][here].clone()
-    if group.rank() == rank:
-        bad[0] = float("nan")
+    first, second = gradients(2)[:, here]
+    op.update(first)
     with pytest.raises(NonFiniteGradientError, match="the gradient is not finite"):
-        op.update(bad)
-    op.update(gradients()[1][here])
-    return op.gram.clone()
-
-
-def test_a_gradient_that_is_not_finite_on_one_rank_is_refused_on_all(rank_pool):
-    expected = gradients()[:2] @ gradients()[:2].T
-    for gram in rank_pool.run(3, poisoned, 1):
-        torch.testing.assert_close(gram, expected)
+        op.update(torch.full_like(second, float("nan")) if group.rank() == 1 else second)
+    op.update(second)
+    torch.testing.assert_close(op.gram, gradients(2) @ gradients(2).T)
 
 
 REFUSED = {
@@ -107,16 +99,13 @@ REFUSED = {
 }
 
 
-def refused(group, options, error, message):
+@pytest.mark.parametrize("case", REFUSED)
+@on_ranks(2)
+def test_what_is_wrong_on_one_rank_is_refused_on_all(group, case):
+    options, error, message = REFUSED[case]
     mine = options if group.rank() == 1 else {}
     with pytest.raises(error, match=message):
         DynamicInverseFisher(**({"num_grads": M, "dim": 4, "damping": LAMBDA, "process_group": group} | mine))
-    return True
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_wrong_on_one_rank_is_refused_on_all(rank_pool, case):
-    assert all(rank_pool.run(2, refused, *REFUSED[case]))
 
 
 # Several devices of one process.
@@ -132,16 +121,11 @@ def test_columns_on_several_devices_answer_as_on_one(window):
         torch.testing.assert_close(many.update_and_apply(g), one.update_and_apply(g), rtol=1e-6, atol=1e-9)
     x = gradients(3).T
     i, j = torch.tensor([0, 22, 7, 8]), torch.tensor([22, 22, 8, 15])
-    for question in (
-        lambda op: op @ x,
-        lambda op: op.quadratic_form(x),
-        lambda op: op.diagonal(),
-        lambda op: op.logdet(),
-        lambda op: op.rows.double(),
-        lambda op: op[i, j],
-        lambda op: op.to_dense(),
-    ):
-        torch.testing.assert_close(question(many), question(one), rtol=1e-6, atol=1e-9)
+    found = (
+        (op @ x, op.quadratic_form(x), op.diagonal(), op.logdet(), op.rows.double(), op[i, j]) for op in (many, one)
+    )
+    for theirs, ours in zip(*found, strict=True):
+        torch.testing.assert_close(theirs, ours, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("window", WINDOWS)

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from distributed_cases import CASES, SETTINGS, Training, groups_of, listening, network
+from rank_pool import on_ranks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -131,63 +132,50 @@ def by_hand(group, way):
     return [tensor.detach().clone() for tensor in whole]
 
 
-@pytest.mark.parametrize(("size", "way"), [(2, "ddp"), (4, "fsdp")])
-def test_parameters_that_are_thawed_or_added_in_mid_training(rank_pool, size, way):
-    expected = by_hand(None, "ddp")
-    for weights in rank_pool.run(size, by_hand, way):
-        torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12)
+@on_ranks(2, 4)
+def test_parameters_that_are_thawed_or_added_in_mid_training(group):
+    for way in WAYS:
+        torch.testing.assert_close(by_hand(group, way), by_hand(None, "ddp"), rtol=1e-10, atol=1e-12)
 
 
-def hybrid(group):
-    """Two replicas of two shards each."""
+@on_ranks(4)
+def test_two_replicas_of_two_shards_each(group):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))
-    training = Training(None, "ddp", momentum=0.9)
+    training, alone = (Training(None, "ddp", momentum=0.9) for _ in range(2))
     fully_shard(training.model, mesh=mesh)
     training.placed, training.group = True, group
     training.optimizer = MFAC(groups_of(training.model), **SETTINGS, momentum=0.9)
-    training.steps(range(12))
+    weights, expected = (each.steps(range(12)).weights() for each in (training, alone))
+    torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12)
     rows = training.optimizer.state_dict()["state"][0]["rows"]
-    return training.weights(), tuple(rows.shape), rows.to_local().shape[1], training.operator.rows.shape[1]
-
-
-def test_replicas_of_shards(rank_pool):
-    expected = Training(None, "ddp", momentum=0.9).steps(range(12)).weights()
-    for weights, shape, here, columns in rank_pool.run(4, hybrid):
-        torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12)
-        assert shape == (8, 7, 5)
-        assert here in (3, 4)
-        assert columns < 0.65 * 66
+    assert rows.shape == (8, 7, 5)
+    assert rows.to_local().shape[1] in (3, 4)
+    assert training.operator.rows.shape[1] < 0.65 * 66
 
 
 def preconditioned(group):
     training = Training(group, "ddp")
     where = {} if group is None else {"process_group": group}
-    preconditioner = MFACPreconditioner(training.model.named_parameters(), 8, 0.05, **where)
+    preconditioner, fresh = (MFACPreconditioner(training.model.named_parameters(), 8, 0.05, **where) for _ in range(2))
     for step in range(10):
         training.backward(step)
         assert preconditioner.step()
         for parameter in training.model.parameters():
             parameter.data.sub_(parameter.grad, alpha=0.05)
-    state = preconditioner.state_dict()
-    fresh = MFACPreconditioner(training.model.named_parameters(), 8, 0.05, **where)
-    fresh.load_state_dict(state)
+    fresh.load_state_dict(preconditioner.state_dict())
     training.backward(10)
     assert fresh.step()
     return [parameter.grad.clone() for parameter in training.model.parameters()]
 
 
-def test_the_preconditioner_on_ranks(rank_pool):
-    expected = preconditioned(None)
-    for gradients in rank_pool.run(3, preconditioned):
-        torch.testing.assert_close(gradients, expected, rtol=1e-10, atol=1e-12)
+@on_ranks(3)
+def test_the_preconditioner_on_ranks(group):
+    torch.testing.assert_close(preconditioned(group), preconditioned(None), rtol=1e-10, atol=1e-12)
 
 
-def needed(group):
+@on_ranks(3)
+def test_the_memory_of_a_rank_is_known_before(group):
     model = network(torch.float32)
     size = MFAC.memory_needed(model.parameters(), 8, momentum=0.9, process_group=group)
-    return size, MFAC(model.parameters(), num_grads=8, process_group=group)._window.operator.rows.nbytes
-
-
-def test_the_memory_of_a_rank_is_known_before(rank_pool):
-    for size, rows in rank_pool.run(3, needed):
-        assert size == rows + 4 * 8 * 8**2 + 4 * 66
+    rows = MFAC(model.parameters(), num_grads=8, process_group=group)._window.operator.rows
+    assert size == rows.nbytes + 4 * 8 * 8**2 + 4 * 66

@@ -1,13 +1,15 @@
 """Pruning on several ranks: the same masks and weights on all of them, and those of one process with all batches."""
 
 import importlib
+import itertools
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from models import cross_entropy
+from pruning_cases import same, state_of
+from rank_pool import on_ranks
 from torch import nn
 
 from mfac.pruning import GradualPruner, prune
@@ -47,7 +49,7 @@ def result_of(model, result):
 def together(group, kind, sparsity, options):
     """Each rank has every size-th batch."""
     model, batches = PROBLEMS[kind]()
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    rank, size = group.rank(), group.size()
     if options.get("bn_batches"):
         options = options | {"bn_batches": batches[rank::size][:2]}
     result = prune(model, cross_entropy, batches[rank::size], sparsity, process_group=group, **(QUICK | options))
@@ -67,8 +69,7 @@ def alone(kind, sparsity, options, size):
 def check(results, expected):
     masks, state, records = expected
     for found_masks, found_state, found_records in results:
-        assert found_masks.keys() == masks.keys()
-        assert all(torch.equal(found_masks[name], mask) for name, mask in masks.items())
+        assert same(found_masks, masks)
         for name, value in found_state.items():
             torch.testing.assert_close(value, state[name], rtol=1e-9, atol=1e-9)
             assert torch.equal(value, results[0][1][name]), f"{name} differs between ranks"
@@ -84,42 +85,33 @@ CASES = [
     ("linear", 0.6, {"update": "obs"}, (3,)),
     ("linear", 0.6, {"block_size": None, "update": "none", "scope": "layer"}, (2,)),
     ("convolutions", 0.7, {"block_size": None, "bn_batches": True}, (4,)),
+    ("linear", None, {"pattern": "2:4", "targets": ["0.weight", "2.weight"]}, (3,)),
+    ("convolutions", None, {"pattern": "1:4", "targets": ["0.weight", "3.weight"], "block_size": None}, (3,)),
+    ("linear", 0.4, {"pattern": "row", "block_size": None}, (3,)),
+    ("linear", 0.4, {"pattern": "channel"}, (3,)),
+    ("linear", 0.5, {"order": "greedy"}, (3,)),
+    ("linear", 0.5, {"block_size": 4}, (3,)),  # twelve gradients and blocks of four: their sums are kept, not the rows
+    ("linear", 0.5, {"block_size": 200, "targets": ["0.weight", "2.weight"]}, (3,)),  # two blocks for three ranks
+    ("linear", 0.5, {"method": "magnitude"}, (3,)),
+    ("linear", 0.5, {"method": "diagonal"}, (3,)),
+    ("linear", 0.5, {"damping": "auto", "block_size": None}, (3,)),
+    ("linear", {"0.weight": 0.3, "4.weight": 0.5}, {}, (3,)),
+    ("linear", 0.5, {"per_sample": True}, (3,)),
 ]
 
 
 @pytest.mark.parametrize(
     ("kind", "sparsity", "options", "size"),
-    [(kind, sparsity, options, size) for kind, sparsity, options, sizes in CASES for size in sizes],
+    [pytest.param(*case, size, id=f"{case}-{size}") for *case, sizes in CASES for size in sizes],
 )
 def test_the_masks_of_one_process(rank_pool, kind, sparsity, options, size):
     # Every rank gives its num_grads / size gradients from its own batches: one process sees the same ones.
     check(rank_pool.run(size, together, kind, sparsity, options), alone(kind, sparsity, options, size))
 
 
-MORE = [
-    ("linear", None, {"pattern": "2:4", "targets": ["0.weight", "2.weight"]}),
-    ("convolutions", None, {"pattern": "1:4", "targets": ["0.weight", "3.weight"], "block_size": None}),
-    ("linear", 0.4, {"pattern": "row", "block_size": None}),
-    ("linear", 0.4, {"pattern": "channel"}),
-    ("linear", 0.5, {"order": "greedy"}),
-    ("linear", 0.5, {"block_size": 4}),  # twelve gradients and blocks of four: their sums are kept, not the rows
-    ("linear", 0.5, {"block_size": 200, "targets": ["0.weight", "2.weight"]}),  # two blocks for three ranks
-    ("linear", 0.5, {"method": "magnitude"}),
-    ("linear", 0.5, {"method": "diagonal"}),
-    ("linear", 0.5, {"damping": "auto", "block_size": None}),
-    ("linear", {"0.weight": 0.3, "4.weight": 0.5}, {}),
-    ("linear", 0.5, {"per_sample": True}),
-]
-
-
-@pytest.mark.parametrize(("kind", "sparsity", "options"), MORE, ids=[f"{kind} {o}" for kind, _, o in MORE])
-def test_patterns_orders_and_methods(rank_pool, kind, sparsity, options):
-    check(rank_pool.run(3, together, kind, sparsity, options), alone(kind, sparsity, options, 3))
-
-
 def gradual(group):
     model, batches = problem()
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    rank, size = group.rank(), group.size()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     pruner = GradualPruner(model, cross_entropy, batches[rank::size], [0.3, 0.6], optimizer=optimizer,
                            process_group=group, **QUICK)  # fmt: skip
@@ -136,36 +128,28 @@ def test_gradual_pruning_keeps_ranks_alike(rank_pool):
     results = rank_pool.run(2, gradual)
     for masks, state, sparsity in results:
         assert sparsity == pytest.approx(0.6, abs=0.01)
-        assert all(torch.equal(mask, results[0][0][name]) for name, mask in masks.items())
-        assert all(torch.equal(value, results[0][1][name]) for name, value in state.items())
+        assert same(masks, results[0][0])
+        assert same(state, results[0][1])
         assert all(int((state[name] == 0).sum()) >= int((~mask).sum()) for name, mask in masks.items())
 
 
-class Broken:
-    """A loss that fails at one of its calls."""
+def broken(at, error):
+    """A loss that fails at one of its calls; without an error it is not finite from then on."""
+    calls = itertools.count(1)
 
-    def __init__(self, at):
-        self.at, self.calls = at, 0
+    def loss_fn(model, batch):
+        call = next(calls)
+        if error is not None and call == at:
+            raise error
+        return cross_entropy(model, batch) * (torch.nan if error is None and call >= at else 1)
 
-    def __call__(self, model, batch):
-        self.calls += 1
-        if self.calls == self.at:
-            raise OSError("the disk is gone")
-        return cross_entropy(model, batch)
-
-
-class Diverging(Broken):
-    """A loss that is not finite from some call on."""
-
-    def __call__(self, model, batch):
-        self.calls += 1
-        return cross_entropy(model, batch) * (torch.nan if self.calls >= self.at else 1)
+    return loss_fn
 
 
 def interrupted(group, change, at):
     """The error of this rank where the last one fails; the masks of the steps that were complete, and the weights."""
     model, batches = problem()
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    rank, size = group.rank(), group.size()
     steps = []
 
     def on_step(result):
@@ -173,7 +157,7 @@ def interrupted(group, change, at):
         if change == "on_step" and rank == size - 1 and len(steps) == 2:
             raise KeyboardInterrupt
 
-    loss_fn = cross_entropy if rank < size - 1 or change == "on_step" else change(at)
+    loss_fn = cross_entropy if rank < size - 1 or change == "on_step" else broken(at, change)
     try:
         prune(model, loss_fn, batches[rank::size], 0.6, on_step=on_step, process_group=group, **QUICK)
     except BaseException as error:
@@ -185,9 +169,14 @@ def interrupted(group, change, at):
 @pytest.mark.parametrize(
     ("change", "at", "done", "message"),
     [
-        (Broken, 8, 0, "OSError: the disk is gone"),  # after the weights of the first step were written
-        (Broken, 10, 1, "OSError: the disk is gone"),
-        (Diverging, 13, 1, "the loss became nan in this step, which is undone"),
+        (
+            OSError("the disk is gone"),
+            8,
+            0,
+            "OSError: the disk is gone",
+        ),  # after the weights of the first step were written
+        (OSError("the disk is gone"), 10, 1, "OSError: the disk is gone"),
+        (None, 13, 1, "the loss became nan in this step, which is undone"),
         ("on_step", 0, 2, "on_step failed on rank 2: KeyboardInterrupt"),
     ],
 )
@@ -199,9 +188,8 @@ def test_a_failure_on_one_rank_leaves_the_last_complete_step_on_all(rank_pool, c
             assert kind == "RuntimeError"
             assert message in text
         assert len(steps) == done
-        assert all(torch.equal(value, states[0][name]) for name, value in state.items())
-        for found, expected in zip(steps, complete, strict=True):
-            assert all(torch.equal(found[name], mask) for name, mask in expected.items())
+        assert same(state, states[0])
+        assert all(map(same, steps, complete))
     expected = problem()[0].state_dict()
     for name, value in states[0].items():
         if not done:
@@ -210,62 +198,40 @@ def test_a_failure_on_one_rank_leaves_the_last_complete_step_on_all(rank_pool, c
             assert torch.equal(value != 0, complete[-1][name])
 
 
-def refused(group, change, message):
-    model, batches = problem()
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    options = dict(QUICK)
-    if rank == size - 1 or change.__name__.startswith("all_"):
-        change(model, options)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+def other_weights(model):
+    model[2].weight.data[0, 0] += 1e-15
+    return {}
+
+
+# What all ranks say, and the options of the last one, or of all.
+REFUSED = {
+    r"sparsity must be the same on every rank: rank 3 has 0\.6, rank 0 0\.5": lambda model: {"sparsity": 0.6},
+    "the model's weights must be the same on every rank": other_weights,
+    r"which weights there are \(names, sizes and masks\) must be the same on every rank": (
+        lambda model: {"masks": {"0.weight": torch.arange(96).view(12, 8) != 7}}
+    ),
+    "update must be one of 'joint', 'obs', 'none', not 'magic'": lambda model: {"update": "magic"},
+    "rows_dir is for one process": {"rows_dir": "."},
+    "pattern channel with the full matrix works on one process": {"pattern": "channel", "block_size": None},
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+@on_ranks(4)
+def test_what_does_not_fit_is_refused_on_all_ranks(group, message):
+    (model, batches), change = problem(), REFUSED[message]
+    options = QUICK | {"sparsity": 0.5, "process_group": group}
+    options |= change if isinstance(change, dict) else change(model) if group.rank() == 3 else {}
+    before = state_of(model)
     with pytest.raises(ValueError, match=message):
-        prune(model, cross_entropy, batches[rank::size], options.pop("sparsity", 0.5), process_group=group, **options)
-    return all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-def other_sparsity(model, options):
-    options["sparsity"] = 0.6
-
-
-def other_weights(model, options):
-    with torch.no_grad():
-        model[2].weight[0, 0] += 1e-15
-
-
-def other_masks(model, options):
-    options["masks"] = {"0.weight": torch.arange(96).view(12, 8) != 7}
-
-
-def unknown_update(model, options):
-    options["update"] = "magic"
-
-
-def all_to_disk(model, options):
-    options["rows_dir"] = "."
-
-
-def all_channels(model, options):
-    options |= {"pattern": "channel", "block_size": None}
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (other_sparsity, r"sparsity must be the same on every rank: rank 3 has 0\.6, rank 0 0\.5"),
-        (other_weights, "the model's weights must be the same on every rank"),
-        (other_masks, r"which weights there are \(names, sizes and masks\) must be the same on every rank"),
-        (unknown_update, "update must be one of 'joint', 'obs', 'none', not 'magic'"),
-        (all_to_disk, "rows_dir is for one process"),
-        (all_channels, "pattern channel with the full matrix works on one process"),
-    ],
-)
-def test_what_does_not_fit_is_refused_on_all_ranks(rank_pool, change, message):
-    assert rank_pool.run(4, refused, change, message) == [True] * 4
+        prune(model, cross_entropy, batches[group.rank() :: 4], options.pop("sparsity"), **options)
+    assert same(state_of(model), before)
 
 
 def buffers(group):
     """Running statistics that differ between ranks, as they do after training under DDP."""
     model, batches = convolutions()
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    rank, size = group.rank(), group.size()
     model[1].running_mean += 0.1 * rank
     return result_of(model, prune(model, cross_entropy, batches[rank::size], 0.5, process_group=group, **QUICK))
 
@@ -289,8 +255,8 @@ def the_example(group):
 def test_the_example_prunes_what_ddp_has_trained(rank_pool):
     results = rank_pool.run(2, the_example)
     for state, masks, dense, sparse in results:
-        assert all(torch.equal(value, results[0][0][name]) for name, value in state.items())
-        assert all(torch.equal(mask, results[0][1][name]) for name, mask in masks.items())
+        assert same(state, results[0][0])
+        assert same(masks, results[0][1])
         assert sum(int((~mask).sum()) for mask in masks.values()) == round(0.9 * (64 * 128 + 128 * 10))
         assert all(not bool(state[name][~mask].any()) for name, mask in masks.items())
         assert dense > 94

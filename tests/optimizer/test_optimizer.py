@@ -156,21 +156,6 @@ def test_gradients_in_between_are_multiplied_and_not_added():
     assert window.num_seen == 2
 
 
-def test_preconditioner_then_sgd_is_the_optimizer():
-    ours, theirs = network(), network()
-    train(ours, mfac.MFAC(ours.parameters(), 1e-3, M, weight_decay=1e-3, decoupled_weight_decay=True), 40)
-    preconditioner = mfac.MFACPreconditioner(theirs.parameters(), M)
-    sgd = torch.optim.SGD(theirs.parameters(), 1e-3)
-    for images, labels in batches(40):
-        sgd.zero_grad()
-        F.cross_entropy(theirs(images), labels).backward()
-        preconditioner.step()
-        for tensor in theirs.parameters():
-            tensor.data *= 1 - 1e-6
-        sgd.step()
-    torch.testing.assert_close(flat(ours.parameters()), flat(theirs.parameters()), rtol=1e-9, atol=1e-12)
-
-
 def test_it_learns_digits():
     """By a schedule of torch's: at a constant rate so large, rounding decides where the last steps end."""
     model, steps = network(torch.float32), 400

@@ -205,9 +205,7 @@ MASK = mask_of(torch.empty(7, 5))
 def test_wrong_masks(masks, words):
     with pytest.raises(ValueError, match=words):
         mfac(network().named_parameters(), masks=masks)
-    with pytest.raises(
-        ValueError, match=r"'0.weight' matches no parameter of the optimizer \(give it model.named_parameters"
-    ):
+    with pytest.raises(ValueError, match=r"'0.weight' matches no .* optimizer \(give it model.named_parameters"):
         mfac(network().parameters(), masks={"0.weight": MASK})
 
 

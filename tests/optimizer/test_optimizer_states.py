@@ -18,7 +18,6 @@ from optimizers import (
     mfac,
     network,
     same,
-    some_optimizers,
     through_a_file,
     train,
     trained,
@@ -53,8 +52,14 @@ def test_saved_and_loaded_it_continues_bit_for_bit(build, steps):
     state = through_a_file(optimizer.state_dict())
     kept = copy.deepcopy(state)
     twin, fresh = resumed(build, model, state)
+    used = resumed(build, model, state)
+    train(*used, range(50, 53))  # loading replaces whatever was there
+    used[0].load_state_dict(model.state_dict())
+    used[1].load_state_dict(state)
     assert same(fresh.state_dict(), optimizer.state_dict())
     assert_same_course((model, optimizer), (twin, fresh), range(steps, steps + 6))
+    train(*used, range(steps, steps + 6))
+    assert same(weights(used[0]), weights(model))
     assert same(state, kept)  # it was copied
 
 
@@ -71,19 +76,6 @@ def test_stopped_after_any_step_it_continues_bit_for_bit():
             if step == 40:
                 pair[1].damping = 2e-3
         assert same(weights(twin), weights(model)), f"step {step}"
-
-
-@some_optimizers
-def test_loading_replaces_whatever_was_there(build):
-    model, optimizer = trained(build, 6)
-    state, start = copy.deepcopy(optimizer.state_dict()), weights(model)
-    train(model, optimizer, range(6, 11))
-    expected = weights(model)
-    for old, parameter in zip(start, model.parameters(), strict=True):
-        parameter.data.copy_(old)
-    optimizer.load_state_dict(state)
-    train(model, optimizer, range(6, 11))
-    assert same(weights(model), expected)
 
 
 def test_a_state_that_was_not_saved_before_the_next_step_is_refused():
@@ -132,21 +124,6 @@ def test_a_state_of_fewer_or_of_more_parameters_than_are_trained_here(there):
     torch.testing.assert_close(weights(twin), weights(model))
 
 
-@pytest.mark.parametrize(("there", "here"), [(torch.bfloat16, None), (None, torch.bfloat16), (torch.float64, None)])
-def test_a_window_stored_in_another_dtype_is_converted(there, here):
-    model, optimizer = trained(mfac, 8, window=there)
-    state = copy.deepcopy(optimizer.state_dict())
-    twin, fresh = resumed(mfac, model, state, window=here)
-    converted = fresh.state_dict()["state"]
-    for i, entry in state["state"].items():
-        assert torch.equal(converted[i]["rows"], entry["rows"].to(torch.float32 if here is None else here))
-    rows = torch.cat([entry["rows"].flatten(1) for entry in converted.values()], 1).double()
-    torch.testing.assert_close(converted[0]["window"]["gram"], rows @ rows.T, rtol=1e-5, atol=1e-8)
-    for pair in ((model, optimizer), (twin, fresh)):
-        train(*pair, range(8, 10))
-    torch.testing.assert_close(weights(twin), weights(model), rtol=0.05, atol=2e-3)
-
-
 def test_momentum_of_parameters_in_bfloat16_is_not_rounded():
     model = network().bfloat16()
     _, optimizer = trained(mfac, 6, model, momentum=0.9)
@@ -159,31 +136,25 @@ def test_momentum_of_parameters_in_bfloat16_is_not_rounded():
 
 
 @every_optimizer
+@pytest.mark.parametrize("named", [None, False, True], ids=["plain", "by name", "by name in full"])
 @pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed")
-def test_distributed_checkpoints_of_the_plain_state(build, tmp_path):
+def test_distributed_checkpoints(build, named, tmp_path):
+    options = StateDictOptions(full_state_dict=bool(named))
+
+    def state_of(model, optimizer):
+        return optimizer.state_dict() if named is None else get_optimizer_state_dict(model, optimizer, options=options)
+
     model, optimizer = trained(build, 8)
-    dcp.save({"optimizer": optimizer.state_dict()}, checkpoint_id=tmp_path)
+    dcp.save({"optimizer": state_of(model, optimizer)}, checkpoint_id=tmp_path)
     twin = copy.deepcopy(model)
     fresh = build(twin.named_parameters())
-    state = {"optimizer": fresh.state_dict()}
+    state = {"optimizer": state_of(twin, fresh)}
     dcp.load(state, checkpoint_id=tmp_path)
-    fresh.load_state_dict(state["optimizer"])
-    assert_same_course((model, optimizer), (twin, fresh), range(8, 14))
-
-
-@some_optimizers
-@pytest.mark.parametrize("full", [False, True])
-@pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed")
-def test_distributed_checkpoints_of_the_state_by_name(build, full, tmp_path):
-    options = StateDictOptions(full_state_dict=full)
-    model, optimizer = trained(build, 8)
-    dcp.save({"optimizer": get_optimizer_state_dict(model, optimizer, options=options)}, checkpoint_id=tmp_path)
-    twin = copy.deepcopy(model)
-    fresh = build(twin.named_parameters())
-    state = {"optimizer": get_optimizer_state_dict(twin, fresh, options=options)}
-    assert state["optimizer"]["state"].keys() == {"0.weight", "0.bias", "2.weight", "2.bias"}
-    dcp.load(state, checkpoint_id=tmp_path)
-    set_optimizer_state_dict(twin, fresh, state["optimizer"], options=options)
+    if named is None:
+        fresh.load_state_dict(state["optimizer"])
+    else:
+        assert state["optimizer"]["state"].keys() == {"0.weight", "0.bias", "2.weight", "2.bias"}
+        set_optimizer_state_dict(twin, fresh, state["optimizer"], options=options)
     assert_same_course((model, optimizer), (twin, fresh), range(8, 14))
 
 
@@ -207,10 +178,7 @@ OTHERS = {
     ),
     "mask": (lambda model: masked(model.parameters()), "saved with another mask of 0.weight; build the optimizer with"),
     "groups": (lambda model: mfac(groups_of(1, 1)), r"groups of \[1, 1\] parameters, .* has groups of \[4\]; build it"),
-    "Adam": (
-        lambda model: torch.optim.Adam(model.parameters()),
-        "no window of gradients, so another optimizer saved it",
-    ),
+    "Adam": (lambda model: torch.optim.Adam(model.parameters()), "no window of gradients, so another optimizer saved"),
 }
 
 
@@ -232,19 +200,19 @@ def test_the_state_of_something_else_is_refused_and_nothing_changes(other):
     assert same(weights(model), weights(trained(mfac, 9, momentum=0.9)[0]))
 
 
-@pytest.mark.parametrize("kind", ["no", "another"])
-def test_a_state_with_no_mask_or_another_one_is_refused(kind):
-    model = network()
-    mask = mask_of(model[0].weight)
-    state = mfac(model.named_parameters()).state_dict()
-    if kind == "another":
-        model[0].weight.data.mul_(mask.flip(1))
-        state = mfac(model.named_parameters(), masks={"0.weight": mask.flip(1)}).state_dict()
-    optimizer = masked(network().named_parameters())
-    with pytest.raises(
-        ValueError, match=f"saved with {kind} mask of 0.weight; build the optimizer with the same masks"
-    ):
-        optimizer.load_state_dict(state)
+def flipped(model):
+    mask = mask_of(model[0].weight).flip(1)
+    model[0].weight.data.mul_(mask)
+    return mfac(model.named_parameters(), masks={"0.weight": mask})
+
+
+@pytest.mark.parametrize(
+    ("build", "kind"), [(lambda model: mfac(model.named_parameters()), "no"), (flipped, "another")], ids=str
+)
+def test_a_state_with_no_mask_or_another_one_is_refused(build, kind):
+    words = f"saved with {kind} mask of 0.weight; build the optimizer with the same masks"
+    with pytest.raises(ValueError, match=words):
+        masked(network().named_parameters()).load_state_dict(build(network()).state_dict())
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the runs that are killed are forked")

@@ -134,13 +134,6 @@ def test_sparse_gradients_are_refused_by_name():
     assert same(optimizer.state_dict(), state)
 
 
-def test_a_gradient_too_large_for_the_storage_is_not_finite():
-    model, optimizer = ready(mfac, 2, window=torch.float16)
-    model[0].bias.grad[0] = 1e6
-    with pytest.raises(RuntimeError, match=r"squared norm in torch.float16 is inf"):
-        optimizer.step()
-
-
 # Damping.
 
 
@@ -232,11 +225,8 @@ def test_memory_needed_takes_parameters_in_any_form_and_leaves_frozen_ones_out()
     assert MFAC.memory_needed(model.parameters(), 5) == 5 * 24 * 4 + 4 * 8 * 25
 
 
-WINDOW_MEMORY = "mfac.windows.storage.available_memory"
-
-
 def test_what_does_not_fit_is_refused_with_figures(monkeypatch):
-    monkeypatch.setattr(WINDOW_MEMORY, lambda device: 2**20)
+    monkeypatch.setattr("mfac.windows.storage.available_memory", lambda device: 2**20)
     parameters = [nn.Parameter(torch.zeros(1000))]
     words = (
         r"a window of 1024 gradients of 1000 weights in torch.float32 needs .*35.9 MiB on cpu and 1.0 MiB are "

@@ -67,24 +67,25 @@ def test_a_group_that_comes_later_has_had_no_gradients(kind):
     assert train(model, optimizer, range(12, 15)) == train(twin, fresh, range(12, 15))
 
 
-@pytest.mark.parametrize("there", ["float32", "int8", "top-k"])
-@pytest.mark.parametrize("here", ["float32", "int8", "top-k"])
+@pytest.mark.parametrize("there", ["float64", "float32", "bfloat16", "int8", "top-k"])
+@pytest.mark.parametrize("here", ["float32", "bfloat16", "int8", "top-k"])
 def test_a_window_stored_otherwise_is_converted(there, here):
-    kinds = {"float32": torch.float32, **KINDS}
+    kinds = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, **KINDS}
     model, twin = network(), network()
     optimizer = mfac(model.parameters(), window=kinds[there])
     train(model, optimizer, range(8))
     fresh = mfac(twin.parameters(), window=kinds[here])
     fresh.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     rows, source = operator_of(fresh).rows, operator_of(optimizer).rows
-    if here in (there, "float32"):
-        assert torch.equal(rows, source)
+    if here in (there, "float32", "bfloat16"):
+        assert torch.equal(rows, source.to(rows.dtype))
     elif here == "int8":
-        assert torch.allclose(rows, source, rtol=0, atol=float(source.abs().max()) / 127)
+        assert torch.allclose(rows, source.to(rows.dtype), rtol=0, atol=float(source.abs().max()) / 127)
     else:
         kept = rows != 0
         assert torch.equal(rows[kept], source[kept].bfloat16().float())
         assert kept.sum(1).max() <= 36
+    torch.testing.assert_close(operator_of(fresh).gram, rows.double() @ rows.double().T, rtol=1e-5, atol=1e-8)
     train(twin, fresh, range(8, 10))
 
 

@@ -4,11 +4,40 @@ import multiprocessing
 import os
 import traceback
 from datetime import timedelta
+from importlib import import_module
+from inspect import Signature, signature
+from typing import NamedTuple
 
+import pytest
 import torch
 import torch.distributed as dist
 
 TIMEOUT = timedelta(seconds=60)
+
+
+class OnRanks(NamedTuple):
+    """A function that `on_ranks` made a test of, found by name in the processes."""
+
+    module: str
+    name: str
+
+    def __call__(self, group, arguments):
+        getattr(import_module(self.module), self.name).function(group, **arguments)
+
+
+def on_ranks(*sizes):
+    """Makes a test of a function of a process group and parameters: it runs on so many ranks, all at once."""
+
+    def decorate(function):
+        def test(rank_pool, size, **arguments):
+            rank_pool.run(size, OnRanks(function.__module__, function.__name__), arguments)
+
+        group, *parameters = signature(function).parameters.values()
+        test.__signature__ = Signature([group.replace(name="rank_pool"), group.replace(name="size"), *parameters])
+        test.function = function
+        return pytest.mark.parametrize("size", sizes)(test)
+
+    return decorate
 
 
 class RankPool:
