@@ -125,7 +125,7 @@ def test_batches_that_are_none_or_too_few(batches, options, message):
     [
         ({"num_grads": 0}, "num_grads must be a positive int, not 0"),
         ({"num_grads": True}, "num_grads must be a positive int, not True"),
-        ({"fisher": "true"}, 'fisher must be "empirical" or "sampled"'),
+        ({"fisher": "true"}, 'fisher must be "empirical", "sampled" or "gauss-newton"'),
         ({"method": "fast"}, 'method must be "auto", "vmap" or "loop"'),
         ({"chunk_size": 0}, "chunk_size must be a positive int or None"),
         ({"dtype": torch.int8}, "rows are floating-point numbers, and dtype is torch.int8"),
@@ -133,7 +133,7 @@ def test_batches_that_are_none_or_too_few(batches, options, message):
         ({"loss_fn": lambda m, b: m(b[0])}, r"a scalar tensor, it returned a tensor of shape \(6, 3\); reduce it"),
         ({"loss_fn": lambda m, b: 1.0}, "a scalar tensor, it returned float"),
         ({"loss_fn": lambda m, b: b[0].mean()}, "does not depend on any trainable parameter"),
-        ({"sample_fn": lambda m, b: b}, 'which needs fisher="sampled"'),
+        ({"sample_fn": lambda m, b: b}, 'sample_fn needs fisher="sampled"'),
         ({"out": "x", "device": "cuda"}, "device='cuda' has no meaning; leave it out"),
     ],
 )

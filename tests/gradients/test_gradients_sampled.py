@@ -136,11 +136,11 @@ def test_hugging_face_models_tell_too():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, 'fisher="sampled" cannot tell from this loss_fn how labels are drawn; pass output_fn'),
+        ({}, 'fisher="sampled" cannot tell the model.s outputs from this loss_fn; pass output_fn'),
         ({"sample_fn": print, "output_fn": print}, "sample_fn and output_fn do the same in two ways; pass one"),
         (
             {"output_fn": lambda m, b: torch.zeros(6)},
-            r"must return logits \[samples, classes, ...\], it returned \(6,\)",
+            r"must return logits \[samples, ..., classes\], it returned shape \(6,\)",
         ),
         ({"loss_fn": criterion_loss(nn.L1Loss())}, "and squared error, not L1Loss; pass sample_fn"),
         ({"loss_fn": model_loss, "batches": [{"input": torch.zeros(2, 5)}]}, "model_loss needs logits of shape"),

@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from mfac.gradient_file import GradientFile
 from mfac.gradients.batches import ALIGNMENT, Batch, cut, num_samples, passes, placed
+from mfac.gradients.gauss_newton import GaussNewtonLoss
 from mfac.gradients.labels import Noise
 from mfac.gradients.losses import LossFn, OutputFn, SampleFn, sampled_loss
 from mfac.gradients.model_state import evaluation, set_seed, with_own_random_state
@@ -25,7 +26,7 @@ from mfac.inverse_fisher import ranks_of
 from mfac.layout import Masks, ParameterLayout, Params
 from mfac.memory import available_memory, gib
 
-Fisher = Literal["empirical", "sampled"]
+Fisher = Literal["empirical", "sampled", "gauss-newton"]
 Method = Literal["auto", "vmap", "loop"]
 UNCHECKED_CHUNKS = 8  # are filled before one looks whether they are finite, which waits for an accelerator
 
@@ -68,7 +69,8 @@ def collect_gradients(
         num_grads: m, the number of rows.
         params: names, "re:..." patterns or tensors; None: every trainable parameter.
         per_sample: one row per sample instead of one per batch; the loss is given batches of one.
-        fisher: "empirical" uses the labels of the data, "sampled" draws them from the model's output.
+        fisher: "empirical" uses the labels of the data, "sampled" draws them from the model's output, "gauss-newton"
+            needs none: the mean of g gᵀ over rows estimates the Gauss-Newton matrix of the loss.
         masks: {name or parameter: bool tensor}; only coordinates that are True are in a row.
         out: a file for the rows, written as they come; if it exists, the run is resumed where it stopped.
         window: the dtype of the rows in the file; the same as `dtype`.
@@ -77,11 +79,12 @@ def collect_gradients(
         cycle: start `batches` again when they run out.
         progress: True shows a bar, False does not, None does on a terminal.
         sample_fn: (model, batch) -> the batch with labels drawn from the model's output, for "sampled".
-        output_fn: (model, batch) -> logits [samples, classes, ...], for "sampled" with cross-entropy.
+        output_fn: (model, batch) -> logits [samples, ..., classes] of a softmax, for "sampled" and "gauss-newton"; the
+            ready losses know theirs.
         method: how samples become rows: "vmap", "loop", or "auto", which maps where it can; the same rows up to
             rounding.
         chunk_size: samples mapped at once; None: as many as fit a fixed amount of memory.
-        seed: of drawn labels, and of what the loss itself draws.
+        seed: of drawn labels and signs, and of what the loss itself draws.
         block_size: with a group, the size of the blocks of F; all columns of a block are on one rank. None: the full
             matrix.
         process_group: the ranks that make the rows together, each with the same model; not with `out`.
@@ -171,8 +174,8 @@ class Collection:
     def __post_init__(self) -> None:
         if not isinstance(self.num_grads, int) or isinstance(self.num_grads, bool) or self.num_grads < 1:
             raise ValueError(f"num_grads must be a positive int, not {self.num_grads!r}")
-        if self.fisher not in ("empirical", "sampled"):
-            raise ValueError(f'fisher must be "empirical" or "sampled", not {self.fisher!r}')
+        if self.fisher not in get_args(Fisher):
+            raise ValueError(f'fisher must be "empirical", "sampled" or "gauss-newton", not {self.fisher!r}')
         if self.method not in ("auto", "vmap", "loop"):
             raise ValueError(f'method must be "auto", "vmap" or "loop", not {self.method!r}')
         if self.chunk_size is not None and (not isinstance(self.chunk_size, int) or self.chunk_size < 1):
@@ -184,8 +187,12 @@ class Collection:
         self._unchecked: list[tuple[Chunk, Tensor, Tensor, Tensor]] = []
         if self.fisher == "sampled":
             self._loss, self._draw = sampled_loss(self.loss_fn, self.sample_fn, self.output_fn)
-        elif self.sample_fn is not None or self.output_fn is not None:
-            raise ValueError('sample_fn and output_fn draw labels, which needs fisher="sampled"; pass it or drop them')
+        elif self.sample_fn is not None or (self.output_fn is not None and self.fisher == "empirical"):
+            needs = 'sample_fn needs fisher="sampled", output_fn that or "gauss-newton"'
+            raise ValueError(f"{needs}, and fisher is {self.fisher!r}; pass it or drop them")
+        elif self.fisher == "gauss-newton":
+            self._loss = GaussNewtonLoss(self.loss_fn, self.output_fn)
+            self._draw = self._loss.draw
 
     @cached_property
     def mapped(self) -> MappedGradients:
@@ -232,7 +239,7 @@ class Collection:
 
     def fill(self, chunk: Chunk, out: Float[Tensor, "c d"], zeroed: bool = False) -> None:
         """Writes the rows of a chunk into `out`, which may hold zeros already, for `check` to look at."""
-        batch = chunk.batch if self._draw is None else self._with_drawn_labels(chunk)
+        batch = chunk.batch if self._draw is None else self._drawn(chunk)
         filled, refused = None, None
         if self.per_sample:
             set_seed(self._seed(chunk.row), self.device)
@@ -283,7 +290,7 @@ class Collection:
             raise ValueError(f"loss_fn(model, batch) must return a scalar tensor, it returned {found}; reduce it")
         return loss.reshape(())
 
-    def _with_drawn_labels(self, chunk: Chunk) -> Batch:
+    def _drawn(self, chunk: Chunk) -> Batch:
         assert self._draw is not None
         noise = Noise([self._seed(chunk.row + position) + 1 for position in range(chunk.count)])
         set_seed(noise.seeds[0], self.device)

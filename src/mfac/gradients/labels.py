@@ -1,12 +1,14 @@
 """Labels drawn from a model's own output, those of each sample from a seed of its own."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+Family = Literal["softmax", "sigmoid", "squared error"]
 
 
 class Noise:
@@ -40,17 +42,28 @@ def draw_normal(mean: Float[Tensor, "n ..."], noise: Noise) -> Float[Tensor, "n 
     return mean.detach() + noise.normal(mean) * 0.5**0.5
 
 
-def draw_targets(criterion: Any, output: Tensor, targets: Tensor, noise: Noise) -> Tensor:
-    """Targets from the distribution whose negative log-likelihood the criterion is; ValueError if none is known."""
+def family(criterion: Any, fisher: str) -> Family:
+    """The distribution whose negative log-likelihood the criterion is; ValueError if none is known."""
     if isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss) or criterion in (F.cross_entropy, F.nll_loss):
-        drawn = draw_classes(output, noise)  # the softmax of log-probabilities is the probabilities
-        if targets.is_floating_point():
-            return drawn
-        return torch.where(targets == getattr(criterion, "ignore_index", -100), targets, drawn.to(targets.dtype))
+        return "softmax"  # the softmax of log-probabilities is the probabilities
     if isinstance(criterion, nn.BCEWithLogitsLoss) or criterion is F.binary_cross_entropy_with_logits:
-        return (noise.uniform(output) < output.detach().sigmoid()).to(targets.dtype)
+        return "sigmoid"
     if isinstance(criterion, nn.MSELoss) or criterion is F.mse_loss:
-        return draw_normal(output, noise)
+        return "squared error"
     name = getattr(criterion, "__name__", type(criterion).__name__)
     known = "cross-entropy, NLL, binary cross-entropy with logits and squared error"
-    raise ValueError(f'fisher="sampled" knows {known}, not {name}; pass sample_fn(model, batch) -> labelled batch')
+    way = "sample_fn(model, batch) -> labelled batch" if fisher == "sampled" else "output_fn(model, batch) -> logits"
+    raise ValueError(f'fisher="{fisher}" knows {known}, not {name}; pass {way}')
+
+
+def draw_targets(criterion: Any, output: Tensor, targets: Tensor, noise: Noise) -> Tensor:
+    """Targets from the distribution of the criterion's family."""
+    kind = family(criterion, "sampled")
+    if kind == "sigmoid":
+        return (noise.uniform(output) < output.detach().sigmoid()).to(targets.dtype)
+    if kind == "squared error":
+        return draw_normal(output, noise)
+    drawn = draw_classes(output, noise)
+    if targets.is_floating_point():
+        return drawn
+    return torch.where(targets == getattr(criterion, "ignore_index", -100), targets, drawn.to(targets.dtype))

@@ -1,19 +1,22 @@
-"""Ready loss functions (model, batch) -> scalar, which also draw labels from the model's output."""
+"""Ready loss functions (model, batch) -> scalar, which know the model's outputs and draw labels from them."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mfac.gradients.batches import Batch
-from mfac.gradients.labels import Noise, draw_classes, draw_normal, draw_targets
+from mfac.gradients.labels import Noise, draw_classes, draw_targets, family
 
 LossFn = Callable[[Any, Any], Tensor]
 SampleFn = Callable[[Any, Any], Any]
 Draw = Callable[[Any, Any, Noise], Any]
 OutputFn = Callable[[Any, Any], Tensor]
+Parts = tuple[Callable[..., Tensor], Tensor, Any]  # criterion, outputs, targets: the loss is f(z, y)
 
 
 class CriterionLoss:
@@ -26,9 +29,19 @@ class CriterionLoss:
         inputs, targets = self._split(batch)
         return self.criterion(_call(model, inputs), targets)
 
-    def draw_labels(self, model: nn.Module, batch: Batch, noise: Noise) -> Batch:
+    def reading(self, model: nn.Module, batch: Batch) -> int:
+        family(self.criterion, "gauss-newton")
+        if getattr(self.criterion, "reduction", "mean") == "none":
+            raise ValueError('fisher="gauss-newton" needs a criterion with reduction="mean" or "sum", not "none"')
+        return 0
+
+    def parts(self, model: nn.Module, batch: Batch, reading: int | None = None) -> Parts:
         inputs, targets = self._split(batch)
-        drawn = draw_targets(self.criterion, _call(model, inputs), targets, noise)
+        return self.criterion, _call(model, inputs), targets
+
+    def draw_labels(self, model: nn.Module, batch: Batch, noise: Noise) -> Batch:
+        inputs = self._split(batch)[0]
+        drawn = draw_targets(*self.parts(model, batch), noise)
         return type(batch)((inputs, drawn)) if type(batch) in (list, tuple) else (inputs, drawn)
 
     def _split(self, batch: Batch) -> tuple[Any, Any]:
@@ -51,17 +64,24 @@ class ModelLoss:
             raise ValueError(f"model_loss needs a model whose output has .loss; {found}")
         return loss
 
+    def reading(self, model: nn.Module, batch: Batch) -> int:
+        reading, error = _closest_reading(self._output(model, batch), batch)
+        if not error < 0.01:
+            needs = "a loss that is the cross-entropy or the squared error of logits and labels"
+            raise ValueError(f'fisher="gauss-newton" with model_loss needs {needs}; or pass output_fn(model, batch)')
+        return reading
+
+    def parts(self, model: nn.Module, batch: Batch, reading: int | None = None) -> Parts:
+        output = self._output(model, batch)
+        return _readings(output, batch)[_closest_reading(output, batch)[0] if reading is None else reading]
+
     def draw_labels(self, model: nn.Module, batch: Batch, noise: Noise) -> Batch:
-        logits = getattr(self._output(model, batch), "logits", None)
-        labels = batch.get("labels") if isinstance(batch, Mapping) else None
-        if not isinstance(logits, Tensor) or not isinstance(labels, Tensor) or logits.ndim != 2 or labels.ndim > 2:
-            needs = "needs logits of shape [samples, classes] and labels in the batch; or pass sample_fn(model, batch)"
-            raise ValueError(f'fisher="sampled" with model_loss {needs}')
+        drawn = draw_targets(*self.parts(model, batch), noise)
         new: Any = batch.copy()
-        if labels.is_floating_point():
-            new["labels"] = draw_normal(logits.reshape(labels.shape), noise)
-        else:
-            new["labels"] = draw_classes(logits, noise).reshape(labels.shape).to(labels.dtype)
+        labels = new["labels"]
+        if drawn.numel() < labels.numel():  # shifted: the first label is never predicted
+            drawn = torch.cat([labels[:, :1], drawn], 1)
+        new["labels"] = drawn.reshape(labels.shape)
         return new
 
     def _output(self, model: nn.Module, batch: Batch) -> Any:
@@ -95,33 +115,68 @@ class OutputLoss:
         self.output_fn = output_fn
 
     def __call__(self, model: nn.Module, pair: tuple[Batch, Tensor]) -> Tensor:
-        return F.cross_entropy(self._logits(model, pair[0]), pair[1])
+        return F.cross_entropy(self.parts(model, pair[0])[1], pair[1])
+
+    def reading(self, model: nn.Module, batch: Batch) -> int:
+        return 0
+
+    def parts(self, model: nn.Module, batch: Batch, reading: int | None = None) -> Parts:
+        logits = self.output_fn(model, batch)
+        if not isinstance(logits, Tensor) or logits.ndim < 2:
+            found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+            raise ValueError(f"output_fn must return logits [samples, ..., classes], it returned {found}")
+        return F.cross_entropy, logits.movedim(-1, 1), None
 
     def draw_labels(self, model: nn.Module, batch: Batch, noise: Noise) -> tuple[Batch, Tensor]:
-        return batch, draw_classes(self._logits(model, batch), noise)
-
-    def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
-        logits = self.output_fn(model, batch)
-        if logits.ndim < 2:
-            raise ValueError(f"output_fn must return logits [samples, classes, ...], it returned {tuple(logits.shape)}")
-        return logits
+        return batch, draw_classes(self.parts(model, batch)[1], noise)
 
 
-def sampled_loss(
-    loss_fn: Callable[[Any, Any], Tensor], sample_fn: SampleFn | None, output_fn: OutputFn | None
-) -> tuple[Callable[[Any, Any], Tensor], Draw]:
+def ready_loss(loss_fn: LossFn, output_fn: OutputFn | None, fisher: str) -> CriterionLoss | ModelLoss | OutputLoss:
+    """A loss that knows the model's outputs; ValueError if neither loss_fn nor output_fn does."""
+    if output_fn is not None:
+        return OutputLoss(output_fn)
+    if isinstance(loss_fn, CriterionLoss | ModelLoss):
+        return loss_fn
+    ways = "pass output_fn(model, batch) -> logits [samples, ..., classes]"
+    ways += ", or sample_fn(model, batch) -> the batch with labels" if fisher == "sampled" else ""
+    raise ValueError(f'fisher="{fisher}" cannot tell the model\'s outputs from this loss_fn; {ways}')
+
+
+def sampled_loss(loss_fn: LossFn, sample_fn: SampleFn | None, output_fn: OutputFn | None) -> tuple[LossFn, Draw]:
     """(loss_fn, draw), where draw(model, batch, noise) returns the batch for loss_fn, with drawn labels in it."""
     if sample_fn is not None and output_fn is not None:
         raise ValueError("sample_fn and output_fn do the same in two ways; pass one of them")
     if sample_fn is not None:
         return loss_fn, lambda model, batch, noise: sample_fn(model, batch)
-    if output_fn is not None:
-        output_loss = OutputLoss(output_fn)
-        return output_loss, output_loss.draw_labels
-    if isinstance(loss_fn, CriterionLoss | ModelLoss):
-        return loss_fn, loss_fn.draw_labels
-    ways = "pass output_fn(model, batch) -> logits, or sample_fn(model, batch) -> the batch with labels"
-    raise ValueError(f'fisher="sampled" cannot tell from this loss_fn how labels are drawn; {ways}')
+    ready = ready_loss(loss_fn, output_fn, "sampled")
+    return ready, ready.draw_labels
+
+
+def _readings(output: Any, batch: Batch) -> list[Parts]:
+    """What Hugging Face models make of logits and labels: a loss per position, per next token; squared, by sigmoid."""
+    logits = getattr(output, "logits", None)
+    labels = batch.get("labels") if isinstance(batch, Mapping) else None
+    if isinstance(logits, Tensor) and isinstance(labels, Tensor) and logits.ndim > 1:
+        if labels.is_floating_point() and labels.numel() == logits.numel():
+            z = logits.reshape(labels.shape)
+            return [(F.mse_loss, z, labels), (F.binary_cross_entropy_with_logits, z, labels)]
+        if not labels.is_floating_point() and labels.numel() * logits.shape[-1] == logits.numel():
+            z, y = logits.movedim(-1, 1), labels.reshape(logits.shape[:-1])
+            by_next_token: list[Parts] = [(F.cross_entropy, z[:, :, :-1], y[:, 1:])] if y.ndim == 2 else []
+            return [(F.cross_entropy, z, y), *by_next_token]
+    needs = "needs logits of shape [samples, ..., classes] and labels in the batch, one for each"
+    raise ValueError(f"to know the model's outputs, model_loss {needs}; or pass output_fn(model, batch) -> logits")
+
+
+def _closest_reading(output: Any, batch: Batch) -> tuple[int, float]:
+    """The index of the reading whose loss is closest to the model's own, and the relative error of that loss."""
+    readings, loss = _readings(output, batch), getattr(output, "loss", None)
+    if not isinstance(loss, Tensor):
+        return 0, math.inf
+    wide = [(f, z.to(torch.promote_types(z.dtype, torch.float32)), y) for f, z, y in readings]
+    errors = torch.stack([(criterion(z, y) - loss).abs() for criterion, z, y in wide]).nan_to_num(math.inf)
+    error, reading = errors.min(0)
+    return int(reading), float((error / (loss.abs() + 1e-6)).detach())
 
 
 def _refused(model: nn.Module, batch: Batch) -> TypeError | None:

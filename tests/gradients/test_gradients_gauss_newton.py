@@ -1,0 +1,225 @@
+"""Rows by random signs against the dense Gauss-Newton matrix in float64, and the models whose outputs are known."""
+
+import itertools
+
+import pytest
+import torch
+from models import CASES, bert, cross_entropy, mlp
+from torch import nn
+from torch.func import functional_call, jacrev
+from torch.nn import functional as F
+
+from mfac.gradients import accumulate_fisher, collect_gradients, criterion_loss, model_loss
+from mfac.gradients.gauss_newton import GaussNewtonLoss, has_output, output_seed, random_signs
+from mfac.gradients.labels import Noise
+
+CLASS_WEIGHTS = torch.tensor([0.5, 2.0, 1.0], dtype=torch.float64)
+CLASSES, SHARES = torch.tensor([2, 0, -100]), torch.tensor([[0.2, 0.3, 0.5], [1, 0, 0], [0.5, 0, 1]]).double()
+CRITERIA = {
+    "softmax": (nn.CrossEntropyLoss(), CLASSES),
+    "softmax, sum": (nn.CrossEntropyLoss(reduction="sum", ignore_index=0), CLASSES.clamp_min(0)),
+    "softmax, weights, smoothing": (nn.CrossEntropyLoss(CLASS_WEIGHTS, label_smoothing=0.1), CLASSES),
+    "softmax, shares": (nn.CrossEntropyLoss(CLASS_WEIGHTS), SHARES),
+    "sigmoid": (F.binary_cross_entropy_with_logits, SHARES.round()),
+    "sigmoid, weights": (nn.BCEWithLogitsLoss(CLASS_WEIGHTS, pos_weight=1 + CLASS_WEIGHTS), SHARES),
+    "squared error": (nn.MSELoss(), SHARES),
+    "squared error, sum": (nn.MSELoss(reduction="sum"), SHARES),
+}
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+def test_the_mean_over_all_signs_is_the_hessian_of_the_loss(name):
+    criterion, targets = CRITERIA[name]
+    z = torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    signs = torch.tensor(list(itertools.product([-1.0, 1.0], repeat=9)), dtype=torch.float64).view(-1, 3, 3)
+    seeds = torch.stack([output_seed(criterion, z, targets, each) for each in signs]).flatten(1)
+    hessian = torch.autograd.functional.hessian(lambda z: criterion(z, targets), z).view(9, 9)
+    torch.testing.assert_close(seeds.T @ seeds / len(seeds), hessian, rtol=1e-10, atol=1e-12)
+
+
+def test_log_probabilities_of_nll_are_logits():
+    z, signs = torch.randn(3, 3).double(), torch.ones(3, 3).double()
+    of_log = output_seed(nn.NLLLoss(), z.log_softmax(1), CLASSES, signs)
+    torch.testing.assert_close(of_log, output_seed(nn.CrossEntropyLoss(), z, CLASSES, signs))
+
+
+def gauss_newton(model, output, loss):
+    """Jᵀ H J of loss(output(model)), dense in float64."""
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    jacobian = jacrev(lambda values: output(lambda *x: functional_call(model, values, x)))(weights)
+    z = output(model).detach()
+    J = torch.cat([part.reshape(z.numel(), -1) for part in jacobian.values()], 1)
+    return J.T @ torch.autograd.functional.hessian(loss, z).reshape(z.numel(), -1) @ J
+
+
+@pytest.mark.parametrize("how", ["softmax", "squared error", "output_fn", "one batch"])
+def test_the_mean_of_outer_products_is_the_gauss_newton_matrix(how):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 4)).double(), torch.randn(2, 3).double()
+    y = torch.randn(2, 4).double() if how == "squared error" else torch.tensor([1, 3])
+    criterion = nn.MSELoss() if how == "squared error" else nn.CrossEntropyLoss()
+    options = {"output_fn": lambda m, b: m(b[0])} if how == "output_fn" else {}
+    loss_fn = cross_entropy if how == "output_fn" else criterion_loss(criterion)
+    x, y = (x, y) if how == "one batch" else (x[:1], y[:1])
+    many = 1500 if how == "one batch" else 6000
+    batches = [(x, y)] * many if how == "one batch" else [(x.repeat(many, 1), y.repeat(many, *[1] * (y.ndim - 1)))]
+    options |= {"per_sample": how != "one batch", "fisher": "gauss-newton"}
+    rows = collect_gradients(model, loss_fn, batches, many, **options)
+    expected = gauss_newton(model, lambda m: m(x), lambda z: criterion(z, y))
+    torch.testing.assert_close(rows.T @ rows / many, expected, rtol=0.1, atol=0.05 * expected.max().item())
+    blocks = accumulate_fisher(model, loss_fn, batches, 40, rows.shape[1], **options)
+    torch.testing.assert_close(
+        torch.block_diag(*[block for run in blocks.sums for block in run]), block_diagonal(rows[:40], model)
+    )
+
+
+def block_diagonal(rows, model):
+    parts = rows.split([p.numel() for p in model.parameters()], 1)
+    return torch.block_diag(*[part.T @ part for part in parts])
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "embedding"])
+@pytest.mark.parametrize("other", [{"method": "loop"}, {"chunk_size": 3}, {"cut": 2}])
+def test_rows_do_not_depend_on_how_samples_are_taken(name, other):
+    case, other = CASES[name](6), dict(other)
+    length = other.pop("cut", 6)
+    batches = list(zip(case.batch[0].split(length), case.batch[1].split(length), strict=True))
+    options = {"per_sample": True, "fisher": "gauss-newton"}
+    loss_fn = criterion_loss(nn.CrossEntropyLoss())
+    rows = collect_gradients(case.model, loss_fn, [case.batch], 6, method="vmap", **options)
+    assert rows.abs().sum(1).min() > 0
+    torch.testing.assert_close(collect_gradients(case.model, loss_fn, batches, 6, **options, **other), rows)
+    other_seed = collect_gradients(case.model, loss_fn, batches, 6, seed=1, **options)
+    assert not torch.allclose(other_seed, rows)
+
+
+def language_model(kind: str, n: int = 6):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 12, "num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2}
+    if kind == "tagging":
+        config = transformers.BertConfig(**sizes, intermediate_size=8, num_labels=3)
+        model, classes = transformers.BertForTokenClassification(config), 3
+    else:
+        config = transformers.LlamaConfig(**sizes, intermediate_size=8)
+        model, classes = transformers.LlamaForCausalLM(config), 12
+    batch = {"input_ids": torch.randint(12, (n, 5)), "labels": torch.randint(classes, (n, 5))}
+    batch["labels"][:, 3] = -100
+    return model.eval(), batch
+
+
+@pytest.mark.parametrize("kind", ["causal", "tagging"])
+def test_language_models_by_token(kind):
+    """The mean over draws is the Gauss-Newton matrix of the model's own loss: shifted, and without ignored labels."""
+    model, batch = language_model(kind, 1)
+    model, params = model.double(), "lm_head.weight" if kind == "causal" else "classifier.weight"
+    many = {key: value.repeat(4000, 1) for key, value in batch.items()}
+    options = {"per_sample": True, "fisher": "gauss-newton", "params": params}
+    rows = collect_gradients(model, model_loss, [many], 4000, **options)
+    labels = batch["labels"][0, 1:] if kind == "causal" else batch["labels"][0]
+    with torch.no_grad():
+        z = model(**batch).logits[0]
+        z, hidden = (z[:-1] if kind == "causal" else z), last_hidden(model, batch)
+    assert torch.allclose(F.cross_entropy(z, labels), model_loss(model, batch).double())
+    p, kept = z.softmax(1), (labels != -100).double()
+    hessians = torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1)
+    expected = torch.einsum("t,tij,ta,tb->iajb", kept / kept.sum(), hessians, *[hidden[: len(z)]] * 2)
+    found = (rows.T @ rows / 4000).view(expected.shape)
+    torch.testing.assert_close(found, expected, rtol=0.1, atol=0.04 * expected.max().item())
+    loop = collect_gradients(model, model_loss, [many], 6, method="loop", **options)
+    torch.testing.assert_close(loop, rows[:6])
+
+
+def last_hidden(model, batch):
+    """What goes into the last layer, [tokens, hidden]."""
+    head = model.get_output_embeddings() or model.classifier
+    seen = []
+    handle = head.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    model(**batch)
+    handle.remove()
+    return seen[0][0]
+
+
+def test_one_backward_pass_and_hooks_give_the_rows_of_all_samples():
+    """The pruner's way: the seeded loss of a batch, whose signs differ from sample to sample."""
+    case = mlp(8)
+    loss = GaussNewtonLoss(criterion_loss(nn.CrossEntropyLoss(reduction="sum")))
+    pair = loss.draw(case.model, case.batch, Noise([3]))
+    z = case.model(case.batch[0])
+    v = output_seed(nn.CrossEntropyLoss(reduction="sum"), z, case.batch[1], random_signs(pair[1][0], z))
+    assert torch.autograd.grad(loss(case.model, pair), case.model[2].bias)[0].allclose(v.sum(0))
+    assert len(v.sign().unique(dim=0)) > 2
+
+
+def test_signs_are_fair_and_those_of_other_seeds_and_places_are_independent():
+    signs = torch.stack([random_signs(torch.tensor(seed), torch.zeros(1000, 100)) for seed in range(4)]).flatten(1)
+    assert signs.abs().eq(1).all()
+    assert signs.mean(1).abs().max() < 0.013  # four standard errors
+    shifted = torch.cat([signs, signs.roll(1, 1), signs.roll(32, 1)])
+    correlations = shifted @ shifted.T / signs.shape[1] - torch.eye(12)
+    assert correlations.abs().max() < 0.013
+    first = torch.func.vmap(lambda seed: random_signs(seed, torch.zeros(())))(torch.arange(20_000))
+    assert abs(first.mean()) < 0.03
+    assert abs((first[1:] * first[:-1]).mean()) < 0.03
+
+
+@pytest.mark.parametrize("fisher", ["sampled", "gauss-newton"])
+def test_hugging_face_regression_and_several_labels(fisher):
+    case = bert(4)
+    for labels in (torch.randn(4, 2), torch.randint(2, (4, 2)).float()):
+        case.model.config.problem_type = "regression" if labels.min() < 0 else "multi_label_classification"
+        batch = dict(case.batch) | {"labels": labels}
+        rows = collect_gradients(case.model, model_loss, [batch], 4, per_sample=True, fisher=fisher)
+        assert rows.abs().sum() > 0
+    drawn = model_loss.draw_labels(case.model, batch, Noise([0]))["labels"]
+    assert set(drawn.flatten().tolist()) <= {0.0, 1.0}
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "output_fn", "known"),
+    [
+        (criterion_loss(nn.CrossEntropyLoss()), None, True),
+        (cross_entropy, None, False),
+        (cross_entropy, lambda m, b: m(b[0]), True),
+        (criterion_loss(nn.L1Loss()), None, False),
+        (model_loss, None, False),
+    ],
+)
+def test_whether_an_output_can_be_had(loss_fn, output_fn, known):
+    case = mlp()
+    assert has_output(loss_fn, output_fn, case.model, case.batch) is known
+
+
+def test_a_model_whose_loss_is_another_is_refused():
+    model, batch = language_model("causal")
+    assert has_output(model_loss, None, model, batch)
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = model
+
+        def forward(self, **inputs):
+            output = self.inner(**inputs)
+            output.loss = 2 * output.loss
+            return output
+
+    with pytest.raises(ValueError, match="needs a loss that is the cross-entropy or the squared error of logits"):
+        collect_gradients(Scaled(), model_loss, [batch], 1, fisher="gauss-newton")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, 'fisher="gauss-newton" cannot tell the model.s outputs from this loss_fn; pass output_fn'),
+        ({"loss_fn": criterion_loss(nn.L1Loss())}, "and squared error, not L1Loss; pass output_fn"),
+        ({"loss_fn": criterion_loss(nn.MSELoss(reduction="none"))}, 'reduction="mean" or "sum", not "none"'),
+        ({"sample_fn": lambda m, b: b}, 'sample_fn needs fisher="sampled", output_fn that or "gauss-newton"'),
+        ({"output_fn": lambda m, b: 1}, r"must return logits \[samples, ..., classes\], it returned int"),
+    ],
+)
+def test_losses_that_cannot_tell(options, message):
+    case = mlp()
+    given = {"model": case.model, "loss_fn": case.loss_fn, "batches": [case.batch], "num_grads": 1} | options
+    with pytest.raises(ValueError, match=message):
+        collect_gradients(**given, fisher="gauss-newton")
