@@ -190,7 +190,7 @@ def plot() -> None:
              title="One learning rate for every window: digits, three seeds")  # fmt: skip
     ticks = sorted({m for found in points.values() for m, _ in found})
     axis.set_xticks(ticks, map(str, ticks))
-    axis.legend()
+    figure.legend(loc="outside lower center", frameon=False)  # inside it would cover a point
     drawing.save(figure, IMAGES / "optimizers_windows.png")
 
 

@@ -42,3 +42,11 @@ def test_every_make_verb_and_every_link_exists(page):
     assert set(re.findall(r"(?:^    |`)make ([a-z-]+)", text, re.MULTILINE)) <= verbs
     for link in re.findall(r"\]\((?!https?:)([^)#]+)", text):
         assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if re.search(r"^2\. ", page.read_text(), re.MULTILINE)])
+def test_lists_count_as_they_are_written(page):
+    markdown, text = pytest.importorskip("markdown"), page.read_text()
+    lists = re.findall(r"<ol>(.*?)</ol>", markdown.markdown(text, extensions=["tables"]), re.DOTALL)
+    shown = [str(number + 1) for items in lists for number in range(items.count("<li>"))]
+    assert shown == re.findall(r"^(\d+)\. ", text, re.MULTILINE)

@@ -26,6 +26,9 @@ def test_the_demo_ends_with_tables_a_picture_and_a_report(short, tmp_path):
     assert lines[-1] == f"Report: {(folder / 'report.html').resolve()}"
     page = (folder / "report.html").read_text()
     assert all(name in page for name in ("Pruning of digits", "Training of digits", "magnitude", "adam"))
+    for cell in (cell for kind in ("prune", "train") for cell in read_run(folder / kind)["cells"]):
+        kind = "prune" if "method" in cell else "train"
+        assert all(f'<a href="{kind}/{file}">{what}</a>' in page for what, file in cell["files"].items())
     assert (folder / "demo.png").stat().st_size > 10_000
     accuracy = {(cell["method"], cell["asked"]): cell["measure"] for cell in read_run(folder / "prune")["cells"]}
     (tmp_path / "demo.png").write_text("mine")
