@@ -3,7 +3,7 @@
 import pytest
 import torch
 from models import cross_entropy
-from pruning_cases import DAMPING, dense_obs, quadratic
+from pruning_cases import DAMPING, dense_obs, lowest, quadratic, small, zeros
 from torch import nn
 from torch.nn import functional as F
 
@@ -13,25 +13,9 @@ from experiments.baselines.woodfisher import rank_one_steps
 from mfac.reference import woodbury_recursion
 
 
-def small():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3)).double()
-    batches = [(torch.randn(5, 2, 6, 6, dtype=torch.float64), torch.randint(3, (5,))) for _ in range(3)]
-    return model, batches
-
-
 def pruned(model, batches, sparsity, **options):
     options = {"num_grads": 3, "recomputations": 1, "progress": False} | options
     return prune(model, cross_entropy, batches, sparsity, **options)
-
-
-def lowest(scores, fraction):
-    """The weights with the smallest scores, tensors taken together."""
-    flat = torch.cat([score.flatten() for score in scores])
-    gone = torch.zeros_like(flat, dtype=torch.bool)
-    gone[flat.topk(round(fraction * len(flat)), largest=False).indices] = True
-    parts = gone.split([score.numel() for score in scores])
-    return [part.view(score.shape) for part, score in zip(parts, scores, strict=True)]
 
 
 @pytest.mark.parametrize("method", sorted(BASELINES))
@@ -41,7 +25,7 @@ def test_every_method_gives_exact_counts(method, update):
     scope = "layer" if update == "obs" else "global"
     result = pruned(model, batches, 0.55, method=method, update=update, scope=scope, recomputations=3, block_size=16)
     assert result.num_removed == round(0.55 * 180)
-    assert sum(int((p == 0).sum()) for p in model.parameters() if p.ndim > 1) == result.num_removed
+    assert zeros(model) == result.num_removed
     assert len(result.history) == 3
     assert all(torch.isfinite(p).all() for p in model.parameters())
 
@@ -129,15 +113,11 @@ def test_the_recursion_in_place_is_woodfishers():
     torch.testing.assert_close(rank_one_steps(rows, 0.01, 6), woodbury_recursion(rows, 0.01))
 
 
-def test_kfac_refuses_groups():
-    model = nn.Sequential(nn.Conv2d(4, 6, 3, groups=2), nn.Flatten(), nn.Linear(6, 3))
-    batch = (torch.randn(5, 4, 3, 3), torch.randint(3, (5,)))
-    with pytest.raises(ValueError, match="knows no grouped convolutions"):
-        pruned(model, [batch], 0.5, method="kfac")
-
-
 def test_what_the_baselines_refuse():
     model, batches = small()
+    grouped = nn.Sequential(nn.Conv2d(4, 6, 3, groups=2), nn.Flatten(), nn.Linear(6, 3))
+    with pytest.raises(ValueError, match="knows no grouped convolutions"):
+        pruned(grouped, [(torch.randn(5, 4, 3, 3), torch.randint(3, (5,)))], 0.5, method="kfac")
     with pytest.raises(ValueError, match="works on the weights of linear and convolution layers"):
         pruned(model, batches, 0.5, method="wanda", targets=["0.bias"])
     with pytest.raises(ValueError, match="keeps dense blocks and rows in memory: give block_size"):

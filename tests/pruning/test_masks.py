@@ -1,8 +1,6 @@
 """Masks in and out: dict, safetensors, torch.nn.utils.prune, torch.ao.pruning, zeros."""
 
 import copy
-import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -154,13 +152,3 @@ def test_one_mask_that_does_not_fit_and_nothing_is_changed(act):
     with pytest.raises(ValueError, match="masks is empty"):
         act(model, {})
     assert same(model.state_dict(), before)
-
-
-def test_the_guide_s_code_runs_in_order(tmp_path, monkeypatch, capsys):
-    text = (Path(__file__).parents[2] / "docs" / "masks.md").read_text()
-    monkeypatch.chdir(tmp_path)
-    names = {}
-    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-        exec(compile(block, "masks.md", "exec"), names)
-    assert same(load_masks(names["model"]), names["masks"])
-    assert "other parameters               259" in capsys.readouterr().out

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from models import cross_entropy, mlp
-from pruning_cases import DAMPING, quadratic, solve, zeros
+from pruning_cases import DAMPING, lowest, quadratic, small, solve, zeros
 from torch import nn
 
 import mfac
@@ -11,22 +11,6 @@ from mfac.pruning import prune
 from mfac.pruning.options import METHODS
 
 QUICK = {"num_grads": 3, "recomputations": 3, "block_size": 16, "progress": False}
-
-
-def small():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3)).double()
-    batches = [(torch.randn(5, 2, 6, 6, dtype=torch.float64), torch.randint(3, (5,))) for _ in range(3)]
-    return model, batches
-
-
-def lowest(scores, fraction):
-    """The weights with the smallest scores, tensors taken together."""
-    flat = torch.cat([score.flatten() for score in scores])
-    gone = torch.zeros_like(flat, dtype=torch.bool)
-    gone[flat.topk(round(fraction * len(flat)), largest=False).indices] = True
-    parts = gone.split([score.numel() for score in scores])
-    return [part.view(score.shape) for part, score in zip(parts, scores, strict=True)]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -56,19 +56,18 @@ def run(folder, die_after=None):
     model, optimizer, pruner, data = build(loss_fn)
     if path.exists():
         saved = torch.load(path, weights_only=True)
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        pruner.load_state_dict(saved["pruner"])
+        for name, part in (("pruner", pruner), ("model", model), ("optimizer", optimizer)):  # in any order
+            part.load_state_dict(saved[name])
         torch.set_rng_state(saved["random"])
     while pruner.step() is not None:
         train(model, optimizer, data, pruner.steps_done, loss_fn)
         state = {"model": model, "optimizer": optimizer, "pruner": pruner}
-        torch.save(
-            {name: part.state_dict() for name, part in state.items()} | {"random": torch.get_rng_state()}, f"{path}.new"
-        )
+        states = {name: part.state_dict() for name, part in state.items()}
+        torch.save(states | {"random": torch.get_rng_state()}, f"{path}.new")
         os.replace(f"{path}.new", path)
     end = {"model": model.state_dict(), "masks": pruner.masks, "optimizer": optimizer.state_dict()}
-    return end | {"calls": loss_fn.calls}
+    removed = [[record.removed for record in step] for step in pruner.history]
+    return end | {"calls": loss_fn.calls, "removed": removed}
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from typing import NamedTuple
 
+import oracle
 import torch
+from cases import spans
 from torch import Tensor, nn
 
 import mfac
@@ -36,21 +38,11 @@ class Problem(NamedTuple):
 
 
 def blocks_of(block_size: int | None) -> list[tuple[int, int]]:
-    if block_size is None:
-        return [(0, sum(SIZES))]
-    found, start = [], 0
-    for size in SIZES:
-        found += [(start + i, start + min(i + block_size, size)) for i in range(0, size, block_size)]
-        start += size
-    return found
+    return [(0, sum(SIZES))] if block_size is None else spans(SIZES, block_size)
 
 
 def dense_fisher(rows: Tensor, block_size: int | None, damping: float = DAMPING) -> Tensor:
-    d = rows.shape[1]
-    kept = torch.zeros(d, d, dtype=torch.float64)
-    for start, stop in blocks_of(block_size):
-        kept[start:stop, start:stop] = 1
-    return kept * (rows.T @ rows) / len(rows) + damping * torch.eye(d, dtype=torch.float64)
+    return torch.from_numpy(oracle.fisher(rows, damping, blocks=blocks_of(block_size)).astype(float))
 
 
 def quadratic(num_grads: int = 8, block_size: int | None = None, seed: int = 0) -> Problem:
@@ -116,3 +108,19 @@ def zeros(model):
 def some_masks(model, seed=0):
     torch.manual_seed(seed)
     return {name: torch.rand(p.shape) > 0.5 for name, p in model.named_parameters() if p.ndim > 1}
+
+
+def small():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3)).double()
+    batches = [(torch.randn(5, 2, 6, 6, dtype=torch.float64), torch.randint(3, (5,))) for _ in range(3)]
+    return model, batches
+
+
+def lowest(scores, fraction):
+    """The weights with the smallest scores, tensors taken together."""
+    flat = torch.cat([score.flatten() for score in scores])
+    gone = torch.zeros_like(flat, dtype=torch.bool)
+    gone[flat.topk(round(fraction * len(flat)), largest=False).indices] = True
+    parts = gone.split([score.numel() for score in scores])
+    return [part.view(score.shape) for part, score in zip(parts, scores, strict=True)]
