@@ -20,8 +20,8 @@ DOCS = ROOT.parents[1] / "docs" / "architecture.md"
 LAYERS = {
     "algebra": ["woodbury", "products", "precision", "reference", "memory"],
     "rows": ["layout", "pages", "fisher_blocks", "gradient_file", "progress", "windows"],
-    "operators and gradients": ["inverse_fisher", "dual", "primal", "static", "sliding", "dynamic", "gradients",
-                                "distributed.groups", "distributed.shares", "distributed.exchange"],
+    "operators and gradients": ["inverse_fisher", "dual", "primal", "static", "sliding", "dynamic", "influence",
+                                "gradients", "distributed.groups", "distributed.shares", "distributed.exchange"],
     "training and pruning": ["columns", "parameter_groups", "parameter_window", "optimizer", "preconditioner",
                              "pruning", "distributed"],
     "integrations": ["integrations"],

@@ -5,6 +5,7 @@ from mfac.dynamic import DynamicInverseFisher
 from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
 from mfac.gradients import accumulate_fisher, collect_gradients, criterion_loss, model_loss
+from mfac.influence import influence, leave_out, leverages
 from mfac.inverse_fisher import InverseFisher
 from mfac.optimizer import MFAC
 from mfac.preconditioner import MFACPreconditioner
@@ -57,7 +58,10 @@ __all__ = [
     "column_shares",
     "criterion_loss",
     "geometric_schedule",
+    "influence",
     "learning_rate_cycle",
+    "leave_out",
+    "leverages",
     "load_compact",
     "load_masks",
     "masks_from_zeros",

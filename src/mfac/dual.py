@@ -111,6 +111,25 @@ class DualBlocks:
         inner = products.pair_products(rows, columns, max(1, self.run.length), max(1, step), whitened)
         return ((rows == columns).double() - inner) / self._damping
 
+    def forward(self, x: Float[Tensor, "n *k"]) -> Float[Tensor, "n *k"]:
+        """F x = λx + (1/m) Gᵀ(G x)."""
+        dtype, out = product_dtype("auto", self._dtype, x.dtype), torch.empty_like(x)
+        for blocks, pieces in self._passes():
+            a = self._scaled(self._scaled(self._project(x, blocks, pieces, dtype))) / self._m
+            if self._whitened:  # G = L W
+                L, tall = self._L[blocks], a if a.ndim == 3 else a[..., None]
+                a = (L.transpose(1, 2) @ (L @ tall)).view_as(a)
+            for piece, G in pieces():
+                local = self._local(piece)
+                product = products.combine(G, a, dtype).flatten(0, 1)
+                out[local] = product.add_(x[local].to(dtype), alpha=self._damping)
+        return out
+
+    def leverages(self) -> tuple[Float[Tensor, " m"], Float[Tensor, " m"]]:
+        """h_i = [K S⁻¹]_ii and 1 − h_i, of the full matrix."""
+        assert self._K is not None
+        return woodbury.leverages(self._K[0], self._L[0], self._m * self._damping)
+
     def logdet(self) -> Float[Tensor, ""]:
         length = int(self._sum(self._L.new_tensor(float(self.run.length))))
         return -woodbury.log_det_fisher(self._L, self._m * self._damping, self._damping, length).sum()

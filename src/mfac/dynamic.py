@@ -165,6 +165,14 @@ class DynamicInverseFisher(InverseFisher):
             return torch.tensor(value, dtype=torch.float64, device=self.device)
         return self._frozen().logdet()
 
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "DynamicInverseFisher":
+        options: dict[str, Any] = {"precision": self._precision, "normalize": self._normalize}
+        options["window"] = self._rows.kind if dtype is None else dtype
+        options |= {"device": self.device if device is None else device, "process_group": self._ranks.group}
+        other = DynamicInverseFisher(self.num_grads, self._dim, self.damping, dtype=dtype or self.dtype, **options)
+        other.load_state_dict(self.state_dict())
+        return other
+
     def state_dict(self) -> dict[str, Any]:
         """The whole state, always with the same entries, as checkpoints that load in place require.
 
@@ -320,6 +328,11 @@ class DynamicInverseFisher(InverseFisher):
         a = self._inverse.solve(self._ranks.sum_(self._rows.project(self.num_seen, x, dtype)))
         return (x.to(dtype) - self._rows.combine(a, dtype)).div_(self.damping).to(x.dtype)
 
+    def _forward(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]:
+        if self.num_seen == 0:
+            return x * self.damping
+        return self._frozen().forward(x)
+
     def _quadratic_form(self, x: Float[Tensor, "d k"]) -> Float[Tensor, " k"]:
         if self.num_seen == 0:
             return self._ranks.sum_(x.double().square().sum(0)) / self.damping
@@ -355,6 +368,16 @@ class DynamicInverseFisher(InverseFisher):
             run, pages = BlockRun(0, self._dim, 1), self._rows.pages(n)
             self._snapshot = DualBlocks(run, pages, self.damping, precision, weights, self.gram[None], reduce=reduce)
         return self._snapshot
+
+    def _whole(self) -> DualBlocks:
+        self._held_rows()
+        return self._frozen()
+
+    def _held_rows(self) -> tuple[Tensor, Float[Tensor, " n"]]:
+        n = self.num_seen
+        if n == 0:
+            raise ValueError("the window holds no gradient yet; add some with update")
+        return self.rows[:n], torch.full((n,), 1 / self._divisor(n), dtype=torch.float64, device=self.device)
 
     def _check_gradient(self, g: Tensor) -> None:
         if not isinstance(g, Tensor) or not g.is_floating_point():

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mfac.gradient_file import GradientFile
 from mfac.memory import available_memory, gib
 
 
@@ -54,6 +55,21 @@ class InverseFisher(ABC):
         self._check_vector(x)
         return self._apply(x)
 
+    def __rmatmul__(self, x: Float[Tensor, "*k d"]) -> Float[Tensor, "*k d"]:
+        """x F⁻¹ for a vector [d] or the rows of a matrix [k, d]."""
+        return (self @ x.T).T if isinstance(x, Tensor) and x.ndim == 2 else self @ x
+
+    @property
+    def T(self) -> "InverseFisher":
+        """The operator itself: F⁻¹ is symmetric."""
+        return self
+
+    @torch.no_grad()
+    def solve(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]:
+        """The y with F⁻¹ y = x, that is F x: for a vector [d] or the columns of a matrix [d, k]."""
+        self._check_vector(x)
+        return self._forward(x)
+
     @torch.no_grad()
     def quadratic_form(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "*k"]:
         """xᵀ F⁻¹ x, never negative: a scalar for [d], a vector [k] for the columns of [d, k]."""
@@ -83,6 +99,23 @@ class InverseFisher(ABC):
     def logdet(self) -> Float[Tensor, ""]:
         """log det F⁻¹, in float64: it grows with d, and differences of it would have no digits in float32."""
 
+    def trace(self) -> Float[Tensor, ""]:
+        """tr F⁻¹, in float64; over all ranks."""
+        return self._ranks.sum_(self.diagonal().double().sum())
+
+    @abstractmethod
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "InverseFisher":
+        """The operator with its rows on another device or in another dtype, built anew; None leaves either as it is."""
+
+    def as_scipy(self) -> Any:
+        """F⁻¹ as a `scipy.sparse.linalg.LinearOperator` on float64 arrays, for solvers such as `eigsh`."""
+        from scipy.sparse.linalg import LinearOperator
+
+        def apply(x: Any) -> Any:
+            return (self @ torch.as_tensor(x, dtype=torch.float64, device=self.device)).cpu().numpy()
+
+        return LinearOperator(self.shape, matvec=apply, rmatvec=apply, matmat=apply, rmatmat=apply, dtype=float)
+
     def to_dense(self) -> Float[Tensor, "d d"]:
         """F⁻¹ as a d x d tensor, if d is small; on one rank only."""
         if self._ranks.size > 1:
@@ -103,6 +136,9 @@ class InverseFisher(ABC):
     def _apply(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]: ...
 
     @abstractmethod
+    def _forward(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]: ...
+
+    @abstractmethod
     def _quadratic_form(self, x: Float[Tensor, "d k"]) -> Float[Tensor, " k"]: ...
 
     @abstractmethod
@@ -111,6 +147,18 @@ class InverseFisher(ABC):
     @abstractmethod
     def _refactor(self, old_damping: float) -> None:
         """Adapts the state to `self._damping`; on failure it is unchanged."""
+
+    @abstractmethod
+    def _held_rows(self) -> tuple[Tensor | GradientFile, Float[Tensor, " m"]]:
+        """The rows g_i that the operator was built on, and new weights c with F = λI + Σ c_i g_i g_iᵀ.
+
+        Raises:
+            ValueError: it keeps none.
+        """
+
+    @abstractmethod
+    def _whole(self) -> Any:
+        """The one block that the full matrix is; ValueError if only diagonal blocks are kept."""
 
     def _check_vector(self, x: Tensor) -> None:
         if not isinstance(x, Tensor) or not x.is_floating_point():

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -119,7 +119,7 @@ class Pages:
         self.dtype: torch.dtype = source.dtype
         self.shape: tuple[int, int] = (int(source.shape[0]), int(source.shape[1]))
         self._page_size = page_size
-        self._version = _version(source)
+        self._watch = Watched(source)
 
     @property
     def in_place(self) -> bool:
@@ -181,18 +181,30 @@ class Pages:
 
     def accept_changes(self) -> None:
         """Call this after writing to the source on purpose."""
-        self._version = _version(self.source)
+        self._watch = Watched(self.source)
 
     def _check_unchanged(self) -> None:
-        if _version(self.source) != self._version:
+        if self._watch.changed:
             raise RuntimeError(
                 "the gradients were modified in place after the operator was built on them, which would make its "
                 "answers wrong; build it anew, or give it a copy (grads.clone())"
             )
 
 
-def _version(source: Tensor | MadeColumns) -> int | None:
-    """A counter that changes when a tensor is written to; None if there is none."""
-    if not isinstance(source, Tensor) or source.is_inference():
-        return None
-    return source._version
+class Watched:
+    """Notices whether a tensor is written to from now on; a copy, or a pickle, goes on watching its own."""
+
+    def __init__(self, source: object, changed: bool = False):
+        # An inference tensor has no counter of its changes.
+        self._source = source if isinstance(source, Tensor) and not source.is_inference() else None
+        self._version = -1 if changed else self._count()
+
+    @property
+    def changed(self) -> bool:
+        return self._count() != self._version
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Watched, (self._source, self.changed)
+
+    def _count(self) -> int:
+        return 0 if self._source is None else self._source._version

@@ -44,6 +44,11 @@ class PrimalBlocks:
     def apply(self, x: Float[Tensor, "n *k"]) -> Float[Tensor, "n *k"]:
         return woodbury.solve(self._L, self._split(x.double())).flatten(0, 1).to(x.dtype)
 
+    def forward(self, x: Float[Tensor, "n *k"]) -> Float[Tensor, "n *k"]:
+        """F x = L Lᵀ x."""
+        columns = self._split(x.double().reshape(len(x), -1))
+        return (self._L @ (self._L.transpose(1, 2) @ columns)).to(x.dtype).view_as(x)
+
     def quadratic_form(self, x: Float[Tensor, "n k"]) -> Float[Tensor, " k"]:
         """xᵀF⁻¹x = ‖L⁻¹x‖²."""
         return woodbury.half_solve(self._L, self._split(x.double())).square().sum((0, 1))

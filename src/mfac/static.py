@@ -1,9 +1,10 @@
 """The static operator: a fixed set of gradients, in full, in blocks, and paged through memory."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,7 +17,7 @@ from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
 from mfac.inverse_fisher import InverseFisher, check_damping, ranks_of
 from mfac.memory import available_memory, gib
-from mfac.pages import BlockRun, MadeColumns, Pages, Reduce, block_runs
+from mfac.pages import BlockRun, MadeColumns, Pages, Reduce, Watched, block_runs
 from mfac.precision import Precision, check_precision, product_dtype
 from mfac.primal import PrimalBlocks
 
@@ -69,6 +70,7 @@ class StaticInverseFisher(InverseFisher):
         precision: Precision = "auto",
         process_group: dist.ProcessGroup | None = None,
     ):
+        grads = grads.detach() if isinstance(grads, Tensor) and grads.requires_grad else grads
         options = BlockOptions(block_size, sizes, row_weights, device, page_size, overwrite, precision)
         self._ranks = ranks_of(process_group)
         # Ranks share the one block of the full matrix, which sums over them itself; other blocks lie on one rank each.
@@ -77,12 +79,21 @@ class StaticInverseFisher(InverseFisher):
         with self._ranks.together("building the operator"):
             options.check(grads, damping, least=1 if alone else 0)
         self._ranks.agree_on({"damping": float(damping), **options.description(grads)})
+        self._grads, self._options, self._watch = grads, options, Watched(grads)
         with self._separate("building the blocks"):
             reduce = self._ranks.sum_ if self._shared and not alone else None
             self._blocks = build_blocks(grads, damping, options, reduce)
         m, d = map(int, grads.shape)
         dtype = torch.float32 if isinstance(grads, FisherBlocks) else product_dtype("auto", grads.dtype)
         super().__init__(m, d, damping, dtype, options.device_for(grads))
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "StaticInverseFisher":
+        grads = self._unchanged()
+        if dtype is not None and not isinstance(grads, Tensor):
+            raise ValueError(f"only rows in memory can change their dtype to {dtype}, not a {type(grads).__name__}")
+        if isinstance(grads, Tensor):
+            grads = grads.to(dtype or grads.dtype)
+        return self._again(grads, device=self.device if device is None else device)
 
     @torch.no_grad()
     def diagonal(self) -> Float[Tensor, " d"]:
@@ -97,9 +108,15 @@ class StaticInverseFisher(InverseFisher):
         return self._over_blocks([blocks.logdet() for blocks in self._blocks], ())
 
     def _apply(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]:
+        return self._by_blocks(x, [blocks.apply for blocks in self._blocks])
+
+    def _forward(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]:
+        return self._by_blocks(x, [blocks.forward for blocks in self._blocks])
+
+    def _by_blocks(self, x: Float[Tensor, "d *k"], products: list[Callable[[Tensor], Tensor]]) -> Float[Tensor, "d *k"]:
         out = torch.empty_like(x)
-        for blocks in self._blocks:
-            out[blocks.run.columns] = blocks.apply(x[blocks.run.columns])
+        for blocks, product in zip(self._blocks, products, strict=True):
+            out[blocks.run.columns] = product(x[blocks.run.columns])
         return out
 
     def _quadratic_form(self, x: Float[Tensor, "d k"]) -> Float[Tensor, " k"]:
@@ -107,6 +124,33 @@ class StaticInverseFisher(InverseFisher):
 
     def _elements(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         return elements(self._blocks, rows, columns)
+
+    def _held_rows(self) -> tuple[Tensor | GradientFile, Float[Tensor, " m"]]:
+        grads, weights = self._unchanged(), self._options.row_weights
+        if isinstance(grads, FisherBlocks):
+            raise ValueError("FisherBlocks keep sums and no rows; build the operator on the rows themselves")
+        if weights is None:
+            weights = torch.full((self.num_grads,), 1 / self.num_grads, dtype=torch.float64)
+        return grads, torch.as_tensor(weights).to(self.device, torch.float64, copy=True)
+
+    def _whole(self) -> Blocks:
+        if len(self._blocks) == self._blocks[0].run.count == 1:
+            return self._blocks[0]
+        raise ValueError("this is about rows of the full matrix, and the operator keeps blocks; use block_size=None")
+
+    def _unchanged(self) -> Gradients:
+        """The rows that the operator was built on, if they still are what they were."""
+        if self._options.overwrite or self._watch.changed or self._grads.shape[0] != self.num_grads:
+            raise ValueError(
+                "the operator's rows have changed since it was built (by overwrite=True, or by other code); build it "
+                "on rows that stay as they are"
+            )
+        return self._grads
+
+    def _again(self, grads: Gradients, **changes: Any) -> "StaticInverseFisher":
+        """An operator with the same options but for some changes."""
+        options = vars(replace(self._options, overwrite=False, **changes))
+        return StaticInverseFisher(grads, self.damping, **options, process_group=self._ranks.group)
 
     def _over_blocks(self, values: list[Tensor], shape: tuple[int, ...]) -> Tensor:
         """The sum over all blocks of all ranks."""
@@ -200,7 +244,8 @@ def build_blocks(grads: Gradients, damping: float, options: BlockOptions, reduce
     if isinstance(grads, GradientFile):
         source = MadeColumns(grads.shape, grads.dtype, grads.read_columns, grads.gather_columns)
     else:
-        source = grads.detach() if options.page_size is not None else grads.detach().to(device)
+        source = grads.detach() if grads.requires_grad else grads  # else the same object: it is pickled once
+        source = source if options.page_size is not None else source.to(device)
     pages = Pages(source, device, options.page_size)
     weights = options.row_weights
     weights = None if weights is None else torch.as_tensor(weights, dtype=torch.float64, device=device)

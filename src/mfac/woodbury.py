@@ -61,6 +61,15 @@ def log_det_fisher(L: Float[Tensor, "*blocks m m"], shift: float, damping: float
     return dim * math.log(damping) + log_det(L) - L.shape[-1] * math.log(shift)
 
 
+def leverages(
+    K: Float[Tensor, "m m"], L: Float[Tensor, "m m"], shift: float
+) -> tuple[Float[Tensor, " m"], Float[Tensor, " m"]]:
+    """h_i = [K S⁻¹]_ii and 1 − h_i = s [S⁻¹]_ii, each with all its digits where it is small."""
+    P = torch.cholesky_inverse(L)
+    rest = (shift * P.diagonal()).clamp_max(1)
+    return torch.where(rest > 0.5, (K * P).sum(-1).clamp_min(0), 1 - rest), rest
+
+
 def inverse_diagonal(
     whitened_squares: Float[Tensor, "*blocks d"], fisher_diagonal: Float[Tensor, "*blocks d"], damping: float
 ) -> Float[Tensor, "*blocks d"]:

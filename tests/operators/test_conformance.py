@@ -1,12 +1,15 @@
 """One suite that every operator passes: exact against dense matrices in longdouble, whatever the rows."""
 
+import copy
 import itertools
+import pickle
 
 import numpy as np
 import oracle
 import pytest
 import torch
 from cases import DAMPINGS, OPERATORS, ROWS, mixed
+from scipy.sparse.linalg import eigsh
 
 import mfac
 
@@ -72,6 +75,45 @@ def test_symmetric_and_positive(built):
     dense, x = truth(built)[0], torch.randn(40, dtype=torch.float64)
     assert oracle.error(built.op.to_dense(), dense) < 1e-5
     assert oracle.error(built.op @ x, dense @ oracle.wide(x)) < 1e-6  # float64 vectors get float64 answers
+
+
+def test_manners_of_a_matrix(built):
+    op, x, dense = built.op, torch.randn(3, 40, dtype=torch.float64), truth(built)[0]
+    forward = oracle.fisher(built.rows, op.damping, built.weights, built.blocks)
+    assert op.T is op
+    assert oracle.error(x @ op, oracle.wide(x) @ dense) < 1e-6
+    assert torch.equal(x[0] @ op, op @ x[0])
+    assert oracle.error(op.solve(x.T), forward @ oracle.wide(x.T)) < 1e-6
+    assert oracle.error(op.solve(x[0]), forward @ oracle.wide(x[0])) < 1e-6
+    assert float(op.trace()) == pytest.approx(float(np.trace(dense)), rel=1e-5)
+    largest = eigsh(op.as_scipy(), k=2, which="LA", v0=np.ones(40), return_eigenvectors=False)
+    assert largest == pytest.approx(np.linalg.eigvalsh(dense.astype(float))[-2:], rel=1e-5)
+
+
+def test_copies_answer_alike(built):
+    op, x = built.op, torch.randn(40, dtype=torch.float64)
+    for twin in (copy.deepcopy(op), pickle.loads(pickle.dumps(op))):
+        assert torch.equal(twin @ x, op @ x)
+        assert torch.equal(twin.diagonal(), op.diagonal())
+        twin.damping = 3.0
+    assert op.damping == 1e-2
+
+
+def test_moves_to_another_device_and_dtype(built):
+    whitened = any(getattr(block, "_whitened", False) for block in getattr(built.op, "_blocks", ()))
+    if whitened:
+        with pytest.raises(ValueError, match="rows have changed since it was built"):
+            built.op.to("cpu")
+        return
+    moved, x = built.op.to("cpu"), torch.randn(40)
+    assert oracle.error(moved @ x, truth(built)[0] @ oracle.wide(x)) < 1e-4
+    if not isinstance(getattr(built.op, "_grads", built.rows), torch.Tensor):
+        with pytest.raises(ValueError, match="only rows in memory can change their dtype"):
+            built.op.to(dtype=torch.float64)
+        return
+    moved = built.op.to(dtype=torch.float64)
+    assert moved.diagonal().dtype == moved.dtype == torch.float64
+    assert oracle.error(moved @ x.double(), truth(built)[0] @ oracle.wide(x)) < 1e-10
 
 
 def test_elements_take_every_form_of_index(built):

@@ -18,9 +18,9 @@ SMALLER: tuple[Kind, ...] = (Plain(torch.bfloat16), Int8(), TopK())
 READERS: dict[Any, Callable[[dict[str, Any]], SavedRows]] = {"int8": Int8Rows.of_state, "topk": TopKRows.of_state}
 
 
-def as_kind(window: Window) -> Kind:
+def as_kind(window: Window | Kind) -> Kind:
     """The storage that a `window` argument means; ValueError if there is none."""
-    if isinstance(window, Int8 | TopK):
+    if isinstance(window, Int8 | TopK | Plain):
         return window
     if window == torch.int8:
         return Int8()

@@ -1,0 +1,144 @@
+"""Influence against retraining, leverages and leave_out against dense matrices, evidence against a known answer."""
+
+import sys
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from cases import ROWS, dynamic, full, mixed, on_disk, paged
+from scipy.stats import multivariate_normal
+
+import mfac
+
+RIDGE = {"primal": (60, 7, 1e-2), "dual": (20, 50, 1e-2), "linear regression": (60, 7, 1e-12), "square": (30, 30, 1e-3)}
+
+
+def regression(N, d, damping):
+    """Rows x_i, targets, and the θ that minimizes (1/N) Σ ½(x_i·θ − y_i)² + ½λ‖θ‖² without some of them."""
+    X, y = mixed(N, d, 2.0, torch.float64), mixed(1, N, 3.0, torch.float64, seed=1)[0]
+
+    def fit(left_out=()):
+        kept = [i for i in range(N) if i not in left_out]
+        F = torch.from_numpy(oracle.fisher(X[kept] * (len(kept) / N) ** 0.5, damping).astype(float))
+        return torch.linalg.solve(F, X[kept].T @ y[kept] / N)
+
+    return X, y, fit
+
+
+def as_file(rows, folder):
+    file = mfac.GradientFile.create(folder / "train.mfac", *rows.shape, dtype=rows.dtype)
+    file.append(rows)
+    return file
+
+
+SOURCES = {
+    "memory": lambda rows, folder: rows,
+    "disk": as_file,
+    "blocks": lambda rows, folder: rows.split(7),
+    "streamed": lambda rows, folder: iter(rows),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES.keys())
+@pytest.mark.parametrize("size", RIDGE.values(), ids=RIDGE.keys())
+def test_regression_is_retraining_without_the_sample(size, source, tmp_path):
+    X, y, fit = regression(*size)
+    theta, tests = fit(), mixed(3, size[1], dtype=torch.float64, seed=2)
+    op = mfac.StaticInverseFisher(X, size[2])  # Gauss-Newton rows
+    train = source((X @ theta - y)[:, None] * X, tmp_path)  # gradients of the losses
+    change = mfac.influence(op, tests, train, leverage=True)
+    retrained = torch.stack([tests @ (fit([i]) - theta) for i in range(len(X))], dim=1)
+    assert oracle.error(change, oracle.wide(retrained)) < 1e-9
+
+
+@pytest.mark.parametrize("size", RIDGE.values(), ids=RIDGE.keys())
+def test_leaving_out_several_rows_is_retraining_without_them(size):
+    X, y, fit = regression(*size)
+    theta, rows = fit(), [2, 3, 11]
+    residuals = X @ theta - y
+    op = mfac.leave_out(mfac.StaticInverseFisher(X, size[2]), rows)
+    moved = op @ (residuals[rows] @ X[rows]) / len(X)
+    assert oracle.error(moved, oracle.wide(fit(rows) - theta)) < 1e-9
+    assert oracle.error(mfac.leave_out(op, 5) @ theta, oracle.wide(mfac.leave_out(op, [5]) @ theta)) == 0
+
+
+HOLDERS = {"memory": full, "pages": paged(7), "disk": on_disk, "window": dynamic}
+
+
+@pytest.mark.parametrize("build", HOLDERS.values(), ids=HOLDERS.keys())
+@pytest.mark.parametrize("shape", [(12, 40), (40, 12)])
+def test_first_order_and_leverages_equal_dense(build, shape, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules["mfac.influence"], "BLOCK", 5 * shape[1])  # several blocks of rows
+    rows, tests = mixed(*shape), mixed(9, shape[1], seed=1)
+    op, (dense, _) = build(rows, 1e-2, tmp_path).op, oracle.inverse(oracle.fisher(rows, 1e-2))
+    G, truth = oracle.wide(rows), oracle.wide(tests) @ dense @ oracle.wide(rows).T
+    assert oracle.error(mfac.influence(op, tests), truth / shape[0]) < 1e-5
+    more = mfac.influence(op, tests, torch.cat([rows, rows]))  # a training set larger than the window
+    assert oracle.error(more[:, shape[0] :], truth / (2 * shape[0])) < 1e-5
+    assert oracle.error(mfac.influence(op, tests, rows[:3], num_samples=100), truth[:, :3] / 100) < 1e-5
+    h = np.einsum("id,de,ie->i", G, dense, G) / shape[0]
+    assert oracle.error(mfac.leverages(op), h) < 1e-5
+    F = oracle.fisher(rows, 1e-2) - np.outer(G[3], G[3]) / shape[0]
+    assert oracle.error(mfac.leave_out(op, 3).to_dense(), oracle.inverse(F)[0]) < 1e-4
+
+
+@pytest.mark.parametrize("damping", [1e-8, 1e-5, 1e-2, 1e2])
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS.keys())
+def test_every_damping_gives_finite_influence_and_leverages_in_range(rows, damping):
+    op = mfac.StaticInverseFisher(rows, damping)
+    h, change = mfac.leverages(op), mfac.influence(op, rows, rows, leverage=True)
+    assert ((h >= 0) & (h <= 1)).all()
+    assert change.isfinite().all()
+    assert (change.diagonal() >= 0).all()  # a sample is never worse off for its own presence
+
+
+OP = mfac.StaticInverseFisher(mixed(12, 40), 1e-2)
+BLOCKED = mfac.StaticInverseFisher(mixed(12, 40), 1e-2, block_size=8)
+SUMS = mfac.FisherBlocks(40, 40)
+SUMS.add(mixed(12, 40))
+REFUSED = {
+    "other width": (lambda: mfac.influence(OP, mixed(2, 41)), r"test_grads must be floating-point rows \[k, 40\]"),
+    "ints": (lambda: mfac.influence(OP, mixed(2, 40), torch.ones(3, 40).long()), "train_grads must be floating-point"),
+    "no tensor": (lambda: mfac.influence(OP, [[1.0]]), "not list"),
+    "no rows": (lambda: mfac.influence(OP, mixed(2, 40), []), "train_grads holds no rows"),
+    "not finite": (lambda: mfac.influence(OP, mixed(2, 40), mixed(3, 40) / 0), "training gradient 0 is not finite"),
+    "no N": (lambda: mfac.influence(OP, mixed(2, 40), num_samples=0), "num_samples must be the size"),
+    "row by row": (lambda: mfac.influence(OP, mixed(2, 40), mixed(5, 40), leverage=True), "12 rows, and train_grads 5"),
+    "blocks": (lambda: mfac.leverages(BLOCKED), "use block_size=None"),
+    "sums": (lambda: mfac.leverages(mfac.StaticInverseFisher(SUMS)), "keep sums and no rows"),
+    "empty": (lambda: mfac.leverages(mfac.DynamicInverseFisher(3, 4)), "holds no gradient yet"),
+    "no such row": (lambda: mfac.leave_out(OP, [3, 12]), r"rows must lie in 0 \.\. 11"),
+    "mask": (lambda: mfac.leave_out(OP, torch.ones(12, dtype=torch.bool)), "take mask.nonzero"),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_does_not_fit_is_refused(call, message):
+    with pytest.raises((ValueError, IndexError), match=message):
+        call()
+
+
+def test_rows_that_were_changed_are_not_used():
+    rows = mixed(40, 12)
+    op = mfac.StaticInverseFisher(rows, 1e-2)
+    rows[0] = 0
+    with pytest.raises(ValueError, match="have changed since it was built"):
+        mfac.leave_out(op, 1)
+
+
+@pytest.mark.parametrize("shape", [(30, 5), (12, 40)])
+def test_laplace_of_a_regression_is_its_posterior(shape):
+    """Prior N(0, I/α), noise σ²: the posterior has precision (N/σ²) F with λ = ασ²/N, and y is normal."""
+    N, noise, (X, y, _) = shape[0], 0.3, regression(*shape, 1e-2)
+    op = mfac.StaticInverseFisher(X)
+    for alpha in (0.1, 1.0, 10.0):
+        op.damping = alpha * noise / N
+        theta = op @ (X.T @ y) / N
+        fit = -0.5 * (N * np.log(2 * np.pi * noise) + (X @ theta - y).square().sum() / noise + alpha * theta @ theta)
+        evidence = fit + 0.5 * (shape[1] * np.log(alpha * noise / N) + op.logdet())
+        covariance = noise * np.eye(N) + (X @ X.T).numpy() / alpha
+        assert float(evidence) == pytest.approx(multivariate_normal.logpdf(y.numpy(), np.zeros(N), covariance))
+        variance = noise / N * op.quadratic_form(X.T)
+        posterior = torch.linalg.inv(alpha * torch.eye(shape[1]).double() + X.T @ X / noise)
+        assert torch.allclose(variance, (X @ posterior * X).sum(1), rtol=1e-8)
