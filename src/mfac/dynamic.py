@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 from mfac.dual import DualBlocks
 from mfac.inverse_fisher import InverseFisher, Ranks, check_damping, ranks_of
 from mfac.pages import BlockRun
-from mfac.precision import Precision, check_precision, is_sensitive, needs_float64, product_dtype
+from mfac.precision import Precision, check_dense, check_precision, is_sensitive, needs_float64, product_dtype
 from mfac.sliding import SlidingInverse
 from mfac.windows.plain import DTYPES
 from mfac.windows.rows import SavedRows
@@ -380,9 +380,7 @@ class DynamicInverseFisher(InverseFisher):
         return self.rows[:n], torch.full((n,), 1 / self._divisor(n), dtype=torch.float64, device=self.device)
 
     def _check_gradient(self, g: Tensor) -> None:
-        if not isinstance(g, Tensor) or not g.is_floating_point():
-            kind = g.dtype if isinstance(g, Tensor) else type(g).__name__
-            raise ValueError(f"a gradient must be a floating-point tensor, not {kind}")
+        check_dense("a gradient", g)
         if g.shape != (self._dim,):
             raise ValueError(f"a gradient must be [{self._dim}], not {list(g.shape)}")
         if g.device != self.device:

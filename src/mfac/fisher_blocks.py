@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mfac import products
 from mfac.pages import BLOCK_PIECE, block_runs
+from mfac.precision import check_dense
 
 
 class FisherBlocks:
@@ -37,6 +38,7 @@ class FisherBlocks:
         Raises:
             ValueError: the rows have another length, or one is not finite; then nothing is added.
         """
+        check_dense("rows", rows)
         if rows.ndim != 2 or rows.shape[1] != self.dim:
             raise ValueError(f"rows must be [k, {self.dim}], not {list(rows.shape)}")
         finite = torch.isfinite(torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64))
@@ -44,7 +46,7 @@ class FisherBlocks:
             raise ValueError(f"row {int((~finite).nonzero()[0])} of the rows to be added is not finite")
         rows = rows.to(self.device)
         for run, total in zip(self.runs, self.sums, strict=True):
-            for piece in run.pieces(max(run.length, BLOCK_PIECE // len(rows))):
+            for piece in run.pieces(max(run.length, BLOCK_PIECE // max(1, len(rows)))):
                 block_rows = piece.split_columns(rows[:, piece.columns])
                 total[piece.blocks] += products.gram(block_rows.transpose(1, 2), torch.float64)
         self.num_grads += len(rows)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mfac.gradient_file import GradientFile
 from mfac.memory import available_memory, gib
+from mfac.precision import check_dense
 
 
 class InverseFisher(ABC):
@@ -29,7 +30,7 @@ class InverseFisher(ABC):
         self.dtype = dtype
         self.device = device
         self._dim = dim
-        self._damping = check_damping(damping)
+        self._damping = check_damping(damping, dtype)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -42,7 +43,7 @@ class InverseFisher(ABC):
 
     @damping.setter
     def damping(self, damping: float) -> None:
-        old, self._damping = self._damping, check_damping(damping)
+        old, self._damping = self._damping, check_damping(damping, self.dtype)
         try:
             self._refactor(old)
         except Exception:
@@ -161,9 +162,7 @@ class InverseFisher(ABC):
         """The one block that the full matrix is; ValueError if only diagonal blocks are kept."""
 
     def _check_vector(self, x: Tensor) -> None:
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"x must be a floating-point tensor, not {kind}; convert it with .to({self.dtype})")
+        check_dense("x", x)
         if x.ndim not in (1, 2) or x.shape[0] != self._dim:
             raise ValueError(f"x must be [{self._dim}] or [{self._dim}, k], not {list(x.shape)}")
         if x.device != self.device:
@@ -190,14 +189,17 @@ class InverseFisher(ABC):
         )
 
 
-def check_damping(damping: float) -> float:
-    """λ as a float; ValueError unless it is positive and finite."""
+def check_damping(damping: float, dtype: torch.dtype = torch.float64) -> float:
+    """λ as a float; ValueError unless it is positive and finite, and so is 1/λ in the dtype of the answers."""
     try:
-        value = float(damping)
+        value = math.nan if isinstance(damping, bool) else float(damping)
     except (TypeError, ValueError):
         raise ValueError(f"damping must be a positive number, not {damping!r}") from None
     if not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"damping must be positive and finite, not {value}; 1e-5 is a common choice")
+        found = damping if isinstance(damping, bool) else value
+        raise ValueError(f"damping must be positive and finite, not {found}; 1e-5 is a common choice")
+    if value * torch.finfo(dtype).max < 1:
+        raise ValueError(f"damping {value:g} is too small: answers grow to 1/damping, which {dtype} cannot hold")
     return value
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import zip_longest
+from operator import index
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -83,9 +84,10 @@ def block_runs(dim: int, block_size: int | None, sizes: Sequence[int] | None = N
         return [BlockRun(0, dim, 1)]
     if not isinstance(block_size, int) or isinstance(block_size, bool) or block_size < 1:
         raise ValueError(f"block_size must be a positive int or None (the full matrix), not {block_size!r}")
-    sizes = [dim] if sizes is None else [int(size) for size in sizes]
+    sizes = [dim] if sizes is None else [index(size) for size in sizes]
     if sum(sizes) != dim or min(sizes, default=0) < 0:
-        raise ValueError(f"sizes must be lengths that add up to the {dim} columns; they add up to {sum(sizes)}")
+        found = f"one is {min(sizes)}" if min(sizes, default=0) < 0 else f"they add up to {sum(sizes)}"
+        raise ValueError(f"sizes must be lengths of tensors that add up to the {dim} columns; {found}")
     runs: list[BlockRun] = []
     start = 0
     for size in sizes:

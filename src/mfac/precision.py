@@ -30,6 +30,19 @@ def check_precision(precision: str) -> None:
         raise ValueError(f"precision must be one of {', '.join(map(repr, get_args(Precision)))}, not {precision!r}")
 
 
+def check_dense(name: str, x: object) -> None:
+    """Raises ValueError unless x is a floating-point tensor whose numbers are all in memory."""
+    if not isinstance(x, Tensor):
+        found, remedy = type(x).__name__, "torch.as_tensor"
+    elif x.layout != torch.strided or x.is_nested or x.is_meta:
+        found, remedy = "one on the meta device" if x.is_meta else f"a {x.layout} one", ".to_dense()"
+    elif not x.is_floating_point():
+        found, remedy = str(x.dtype), ".float()"
+    else:
+        return
+    raise ValueError(f"{name} must be a dense floating-point tensor, not {found}; convert with {remedy}")
+
+
 def product_dtype(precision: Precision, *involved: torch.dtype) -> torch.dtype:
     """The dtype of products with G: the one asked for, or float64 if a dtype involved is."""
     wide = torch.float64 in involved if precision == "auto" else precision == "float64"

@@ -18,7 +18,7 @@ from mfac.gradient_file import GradientFile
 from mfac.inverse_fisher import InverseFisher, check_damping, ranks_of
 from mfac.memory import available_memory, gib
 from mfac.pages import BlockRun, MadeColumns, Pages, Reduce, Watched, block_runs
-from mfac.precision import Precision, check_precision, product_dtype
+from mfac.precision import Precision, check_dense, check_precision, product_dtype
 from mfac.primal import PrimalBlocks
 
 Gradients = Tensor | GradientFile | FisherBlocks
@@ -195,8 +195,8 @@ class BlockOptions:
     def check(self, grads: Gradients, damping: float, least: int = 0) -> None:
         """Raises for arguments that do not fit; `least` is the number of columns that the matrix must have."""
         check_precision(self.precision)
-        check_damping(damping)
         if isinstance(grads, FisherBlocks):
+            check_damping(damping, torch.float32)
             given = (self.block_size, self.sizes, self.row_weights, self.page_size, self.overwrite)
             if any(argument is not None and argument is not False for argument in given):
                 raise ValueError(
@@ -207,6 +207,7 @@ class BlockOptions:
                 raise ValueError("the FisherBlocks hold no gradient yet; add some rows first")
             return
         _check_grads(grads, least)
+        check_damping(damping, product_dtype("auto", grads.dtype))
         m, d = grads.shape
         runs, device, page_size = block_runs(d, self.block_size, self.sizes), self.device_for(grads), self.page_size
         if self.row_weights is not None:
@@ -269,17 +270,14 @@ def elements(parts: Sequence[Blocks], rows: Int[Tensor, " n"], columns: Int[Tens
     return out
 
 
-def _check_grads(grads: object, least: int) -> None:
-    if not isinstance(grads, Tensor | GradientFile):
-        raise ValueError(f"grads must be a tensor [m, d], a GradientFile or FisherBlocks, not {type(grads).__name__}")
-    if isinstance(grads, GradientFile):
-        if grads.rows < grads.num_grads:
-            raise ValueError(
-                f"{grads.path} has {grads.rows} of {grads.num_grads} rows; finish collecting it, or use the complete "
-                "ones with read_rows"
-            )
-    elif not grads.is_floating_point():
-        raise ValueError(f"grads must be floating-point, not {grads.dtype}; convert them with .float()")
+def _check_grads(grads: Tensor | GradientFile, least: int) -> None:
+    if not isinstance(grads, GradientFile):
+        check_dense("grads (or a GradientFile, or FisherBlocks)", grads)
+    elif grads.rows < grads.num_grads:
+        raise ValueError(
+            f"{grads.path} has {grads.rows} of {grads.num_grads} rows; finish collecting it, or use the complete ones "
+            "with read_rows"
+        )
     if len(grads.shape) != 2 or not grads.shape[0] or grads.shape[1] < least:
         raise ValueError(f"grads must be [m, d] with at least one gradient and one weight, not {list(grads.shape)}")
 

@@ -104,7 +104,7 @@ def test_a_state_of_another_window_is_refused(options, message):
         (torch.ones(29), r"must be \[30\], not \[29\]"),
         (torch.ones(30, 1), r"must be \[30\], not \[30, 1\]"),
         (torch.ones(30, dtype=torch.int64), "floating-point tensor, not torch.int64"),
-        (torch.ones(30, device="meta"), "the gradient is on meta, the window on cpu"),
+        (torch.ones(30, device="meta"), "a gradient must be a dense floating-point tensor, not one on the meta device"),
     ],
 )
 def test_gradients_of_the_wrong_kind_and_rows_that_are_not_there_are_refused(g, message):
