@@ -28,11 +28,12 @@ class ParameterLayout:
 
     Args:
         model: where the parameters are looked up.
-        params: names, `"re:..."` patterns (by `re.search`) or tensors; None: every trainable parameter.
+        params: names, `"re:..."` patterns (by `re.search`) or tensors; None: every trainable parameter. Frozen ones are
+            taken where nothing trainable has that name.
         masks: {name or parameter: bool tensor of its shape, True = kept}.
 
     Raises:
-        ValueError: a parameter is unknown or not trainable, a mask does not fit, or no coordinate is kept.
+        ValueError: a parameter is unknown, a mask does not fit, or no coordinate is kept.
     """
 
     def __init__(self, model: nn.Module, params: Params = None, masks: Masks = None):
@@ -209,12 +210,11 @@ def _choose(model: nn.Module, params: Params) -> dict[str, Tensor]:
         return chosen
     known, wanted = parameters_by_name(model), set()
     for item in [params] if isinstance(params, str | Tensor) else params:
-        found = matching(item, known, "params", "the model")
-        if not any(tensor.requires_grad for tensor in found.values()):
-            raise ValueError(
-                f"params: {_label(item)} matches only frozen parameters; call requires_grad_(True) on them"
-            )
-        wanted |= {id(tensor) for tensor in found.values() if tensor.requires_grad}
+        found = list(matching(item, known, "params", "the model").values())
+        found = [tensor for tensor in found if tensor.requires_grad] or found  # frozen ones if no other has that name
+        if not all(tensor.is_floating_point() for tensor in found):
+            raise ValueError(f"params: {_label(item)} is not of floating-point numbers, so it has no gradient")
+        wanted |= set(map(id, found))
     if not wanted:
         raise ValueError("params is empty; name at least one parameter, or pass None for every trainable one")
     return {name: tensor for name, tensor in every.items() if id(tensor) in wanted}

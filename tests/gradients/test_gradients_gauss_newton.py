@@ -130,6 +130,22 @@ def test_language_models_by_token(kind):
     torch.testing.assert_close(loop, rows[:6])
 
 
+@pytest.mark.parametrize("kind", ["causal", "tagging"])
+def test_labels_of_tokens_are_drawn_where_they_are_predicted(kind):
+    model, batch = language_model(kind, 1)
+    drawn = model_loss.draw_labels(model, {key: x.repeat(4000, 1) for key, x in batch.items()}, Noise(range(4000)))
+    assert drawn["labels"].shape == (4000, 5)
+    assert (drawn["labels"][:, 3] == -100).all()
+    with torch.no_grad():
+        p = model(**batch).logits[0].softmax(1)
+    for position in (1, 2, 4):
+        found = drawn["labels"][:, position].bincount(minlength=p.shape[1]) / 4000
+        torch.testing.assert_close(found, p[position - (kind == "causal")], rtol=0, atol=0.04)
+    assert (drawn["labels"][:, 0] == batch["labels"][0, 0]).all() == (kind == "causal")
+    rows = collect_gradients(model, model_loss, [batch], 1, fisher="sampled", per_sample=True)
+    assert rows.abs().sum() > 0
+
+
 def last_hidden(model, batch):
     """What goes into the last layer, [tokens, hidden]."""
     head = model.get_output_embeddings() or model.classifier

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -137,3 +138,33 @@ def test_what_a_loss_draws_is_the_same_for_a_list_and_for_an_iterator(per_sample
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(collect_gradients(case.model, noisy, iter(batches), 5, per_sample=per_sample), rows)
     assert len(rows.unique(dim=0)) == 5
+
+
+@pytest.mark.parametrize("per_sample", [False, True])
+def test_gradients_of_frozen_parameters_that_are_named(per_sample):
+    case = mlp()
+    options = {"params": ["0.weight", "2.bias"], "per_sample": per_sample}
+    expected = collect_gradients(case.model, cross_entropy, [case.batch], 1, **options)
+    case.model[0].requires_grad_(False)
+    assert torch.equal(collect_gradients(case.model, cross_entropy, [case.batch], 1, **options), expected)
+    with pytest.raises(KeyError):
+        collect_gradients(case.model, lambda m, b: b["none"], [{"x": torch.zeros(1)}], 1, **options)
+    assert [p.requires_grad for p in case.model.parameters()] == [False, False, True, True]
+
+
+def test_a_second_thread_on_one_model_is_refused():
+    case = mlp()
+
+    def loss_fn(model, batch):
+        with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="another thread is taking gradients of"):
+            pool.submit(collect_gradients, model[0], cross_entropy, [case.batch], 1).result()
+        other = mlp()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(collect_gradients, other.model, cross_entropy, [case.batch], 1).result()
+        collect_gradients(model, cross_entropy, [batch], 1)  # the same thread may
+        return cross_entropy(model, batch)
+
+    case.model.train()
+    rows = collect_gradients(case.model, loss_fn, [case.batch], 1)
+    assert torch.equal(rows, collect_gradients(case.model, cross_entropy, [case.batch], 1))
+    assert all(module.training for module in case.model.modules())

@@ -30,18 +30,29 @@ def test_tensors_come_in_the_models_order():
 
 
 @pytest.mark.parametrize(
+    ("params", "names"),
+    [("0.bias", ["0.bias"]), ("re:^0.b", ["0.bias"]), ("re:bias", ["2.bias"]), (["0.bias", "2.bias"],) * 2],
+)
+def test_frozen_parameters_are_chosen_only_if_nothing_else_has_that_name(params, names):
+    model = mlp().model
+    model[0].bias.requires_grad_(False)
+    assert list(ParameterLayout(model, params).names) == names
+    assert "0.bias" not in ParameterLayout(model).names
+
+
+@pytest.mark.parametrize(
     ("params", "message"),
     [
         ("0.wieght", "'0.wieght' matches no parameter of the model; did you mean '0.weight'"),
         ("re:conv", "the pattern 're:conv' matches no parameter of the model; it has 0.weight, 0.bias"),
         (torch.zeros(2), r"a tensor of shape \(2,\) matches no parameter"),
-        ("0.bias", r"'0.bias' matches only frozen parameters; call requires_grad_\(True\) on them"),
+        ("2.steps", "'2.steps' is not of floating-point numbers, so it has no gradient"),
         ([], "params is empty; name at least one"),
     ],
 )
 def test_parameters_that_are_not_there(params, message):
     model = mlp().model
-    model[0].bias.requires_grad_(False)
+    model[2].steps = nn.Parameter(torch.zeros(2, dtype=torch.long), requires_grad=False)
     with pytest.raises(ValueError, match=message):
         ParameterLayout(model, params)
     with pytest.raises(ValueError, match="no trainable parameter; call requires_grad_"):

@@ -109,7 +109,7 @@ def _exchange(
     with torch.inference_mode(False):
         made = torch.empty(min(piece, ours.count), dim, dtype=dtype, device=collection.device)
     chunks = ours.chunks(ours.stream(batches), piece=piece)
-    with evaluation(ours.model), closing(chunks):
+    with evaluation(ours.model, ours.layout.tensors), closing(chunks):
         for start in range(0, most, piece):
             waiting, wanted = 0, max(0, min(piece, ours.count - start))
             with ranks.together("collecting gradients"):

@@ -68,7 +68,7 @@ def sum_blocks(collection: Collection, batches: Iterable[Batch], blocks: FisherB
     layout = collection.layout
     count = max(1, min(ROWS_AT_ONCE, STAGING_BYTES // max(1, blocks.dim * layout.dtype.itemsize)))
     waiting = 0
-    with evaluation(collection.model):
+    with evaluation(collection.model, collection.layout.tensors):
         staging = torch.empty(count, blocks.dim, dtype=layout.dtype, device=layout.device)
         for chunk in collection.chunks(collection.stream(batches)):
             if waiting + chunk.count > len(staging):

@@ -67,7 +67,7 @@ def collect_gradients(
         loss_fn: (model, batch) -> scalar; `criterion_loss` and `model_loss` are ready ones.
         batches: any iterable of tensors, tuples, dicts or encodings; moved to the model's device.
         num_grads: m, the number of rows.
-        params: names, "re:..." patterns or tensors; None: every trainable parameter.
+        params: names, "re:..." patterns or tensors, also of frozen parameters; None: every trainable parameter.
         per_sample: one row per sample instead of one per batch; the loss is given batches of one.
         fisher: "empirical" uses the labels of the data, "sampled" draws them from the model's output, "gauss-newton"
             needs none: the mean of g gᵀ over rows estimates the Gauss-Newton matrix of the loss.
@@ -119,7 +119,7 @@ def collect_gradients(
 
         return collect_to_file(collection, batches, out, row_dtype)
     grads = new_rows(num_grads, collection.layout.dim, row_dtype, where)
-    with evaluation(model):
+    with evaluation(model, layout.tensors):
         for chunk in collection.chunks(collection.stream(batches)):
             collection.fill(chunk, grads[chunk.row : chunk.row + chunk.count], zeroed=True)
         collection.check()

@@ -1,38 +1,67 @@
 """The model and the random state, left exactly as they were found."""
 
 import random
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mfac.gradients.batches import Batch
 
 RandomState = dict[str, Any]
+_users: dict[int, int] = {}  # the thread that has a module (an id) in eval mode
+_lock = threading.Lock()
 
 
 @contextmanager
-def evaluation(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode, gradients on; flags, `.grad`, buffers and random states are restored afterwards."""
-    flags = [(module, module.training) for module in model.modules()]
-    grads = [(parameter, parameter.grad) for parameter in model.parameters()]
-    buffers = [
-        (module, name, buffer, buffer.detach().clone())
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
-    ]
+def reserved(model: nn.Module) -> Iterator[None]:
+    """Refuses a second thread while the block runs: it would see, and restore, flags that the first has changed."""
+    me, modules = threading.get_ident(), list(map(id, model.modules()))
+    with _lock:
+        if any(_users.get(module, me) != me for module in modules):
+            way = "let one thread finish first, or give each a copy.deepcopy of the model"
+            raise RuntimeError(f"another thread is taking gradients of this {type(model).__name__}; {way}")
+        new = [module for module in modules if module not in _users]
+        _users.update(dict.fromkeys(new, me))
+    try:
+        yield
+    finally:
+        with _lock:
+            for module in new:
+                del _users[module]
+
+
+@contextmanager
+def evaluation(model: nn.Module, tensors: Iterable[Tensor] = ()) -> Iterator[None]:
+    """The model in eval mode, gradients on, also those of frozen `tensors`; one thread at a time.
+
+    Training flags, `requires_grad`, `.grad`, buffers and random states are restored afterwards.
+    """
     accelerators = {p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")}
-    with kept_random_state(sorted(accelerators, key=str)):
+    with reserved(model), kept_random_state(sorted(accelerators, key=str)):
+        frozen = [tensor for tensor in tensors if not tensor.requires_grad]
+        flags = [(module, module.training) for module in model.modules()]
+        grads = [(parameter, parameter.grad) for parameter in model.parameters()]
+        buffers = [
+            (module, name, buffer, buffer.detach().clone())
+            for module in model.modules()
+            for name, buffer in module.named_buffers(recurse=False)
+        ]
         try:
             model.eval()
             for parameter, _ in grads:
                 parameter.grad = None
+            for tensor in frozen:
+                tensor.requires_grad_()
             with torch.inference_mode(False), torch.enable_grad():
                 yield
         finally:
+            for tensor in frozen:
+                tensor.requires_grad_(False)
             for module, flag in flags:
                 module.training = flag
             for parameter, grad in grads:

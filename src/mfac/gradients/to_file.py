@@ -29,7 +29,7 @@ def collect_to_file(
     file = GradientFile(path) if path.exists() else None
     done = file.rows if file else 0
     _check_disk(path, collection.num_grads - done, dim * dtype.itemsize)
-    with evaluation(collection.model):
+    with evaluation(collection.model, collection.layout.tensors):
         stream = collection.stream(batches)
         head = next(stream, None)
         if head is None:
