@@ -22,8 +22,8 @@ LAYERS = {
     "rows": ["layout", "pages", "fisher_blocks", "gradient_file", "progress", "windows"],
     "operators and gradients": ["inverse_fisher", "dual", "primal", "static", "sliding", "dynamic", "influence",
                                 "gradients", "distributed.groups", "distributed.shares", "distributed.exchange"],
-    "training and pruning": ["columns", "parameter_groups", "parameter_window", "optimizer", "preconditioner",
-                             "pruning", "distributed"],
+    "training and pruning": ["columns", "parameter_groups", "parameter_window", "optimizer", "full_matrix_adam",
+                             "preconditioner", "pruning", "distributed"],
     "integrations": ["integrations"],
     "application": ["app", "__main__"],
 }  # fmt: skip

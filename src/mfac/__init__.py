@@ -3,6 +3,7 @@
 from mfac.distributed.shares import ColumnShare, column_shares
 from mfac.dynamic import DynamicInverseFisher
 from mfac.fisher_blocks import FisherBlocks
+from mfac.full_matrix_adam import FullMatrixAdam
 from mfac.gradient_file import GradientFile
 from mfac.gradients import accumulate_fisher, collect_gradients, criterion_loss, model_loss
 from mfac.influence import influence, leave_out, leverages
@@ -42,6 +43,7 @@ __all__ = [
     "ColumnShare",
     "DynamicInverseFisher",
     "FisherBlocks",
+    "FullMatrixAdam",
     "GradientFile",
     "GradualPruner",
     "Int8",

@@ -130,6 +130,11 @@ class DynamicInverseFisher(InverseFisher):
         return step if step.dtype == g.dtype else step.to(g.dtype)
 
     @torch.no_grad()
+    def combine(self, coefficients: Float[Tensor, " n"]) -> Float[Tensor, " d"]:
+        """Gᵀc: the sum of the rows in the window, each times its coefficient."""
+        return self._rows.combine(coefficients, self._update_dtype(self.dtype))
+
+    @torch.no_grad()
     def widen(self, extra: int) -> None:
         """Appends `extra` weights, whose gradients so far are zero.
 

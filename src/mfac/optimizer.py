@@ -1,6 +1,7 @@
 """The M-FAC optimizer: SGD preconditioned by the inverse of the Fisher matrix of the last m gradients."""
 
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -21,7 +22,172 @@ from mfac.windows.storage import Window, window_bytes
 WINDOW_ENTRIES = {"rows", "columns", "shape", "mask", "window"}  # of a parameter's saved state
 
 
-class MFAC(Windowed, Optimizer):
+class WindowOptimizer(Windowed, Optimizer, ABC):
+    """An optimizer over one window of the gradients of all its parameters: groups, closures, and states.
+
+    A parameter has at most one buffer of its own shape in its state, called `buffer`.
+    """
+
+    seconds: float
+    buffer: str
+    shared: tuple[str, ...] = ()  # options that all groups have in common
+
+    @abstractmethod
+    def _take(self, gradients: dict[Tensor, Tensor]) -> None:
+        """One step with these gradients, all of whose parameters are in the window."""
+
+    def _needs_buffer(self, group: Mapping[str, Any]) -> bool:
+        return True
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group, also in mid-training: past gradients are zero for its parameters.
+
+        Raises:
+            ValueError: an option out of its range, or one that belongs to the whole window.
+            MemoryError: the wider window does not fit. Nothing was added.
+        """
+        super().add_param_group(param_group)
+        try:
+            check_group(self.param_groups[-1])
+            self._check_shared()
+            if hasattr(self, "_window"):  # not while torch's constructor adds the first groups
+                self._cover(tensor for tensor in self.param_groups[-1]["params"] if tensor.requires_grad)
+        except BaseException:
+            self.param_groups.pop()
+            raise
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step with the gradients in `.grad`; a parameter without one does not move.
+
+        `closure`, if given, is called first; it computes the loss and its gradients, and returns the loss.
+
+        Raises:
+            RuntimeError: a gradient is not finite (with `nonfinite="raise"`) or sparse. Nothing has changed.
+
+        A damping that is too small for the window, even in float64, is raised for this step; the first time warns.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        began = time.perf_counter()
+        gradients = gradients_of(self.param_groups)
+        if gradients:
+            self._cover(tensor for tensor in gradients if tensor not in self._window.columns.covered)
+            self._take(gradients)
+        self.seconds += time.perf_counter() - began
+        return loss
+
+    def diagnostics(self) -> dict[str, float]:
+        """Figures of the last step and the window, computed when called, in O(m³).
+
+        `gradient_norm` (of the row that entered the window), `step_norm` (before the learning rate and momentum),
+        `cosine` between the two, `effective_rank` of the window, `num_seen` gradients in it, `damping`, `skipped`
+        gradients, `raised` (steps with more damping, for float64's sake), `compiled` (1.0 if compiled code makes the
+        products with the window), `seconds` in `step`.
+        """
+        return {**self._window.diagnostics(), "seconds": self.seconds}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state. Its rows are the window's own memory: save or deep-copy it before the next step."""
+        self._begin_all()
+        full, held, states = defaultdict(dict, self.state), self.state, self._window.parameter_states()
+        full.update({tensor: {**held[tensor], **state} for tensor, state in states.items()})
+        full[next(iter(states))]["window"] = self._window.shared_state()  # belongs to no parameter
+        try:
+            self.state = full
+            return super().state_dict()  # with its hooks, which see the window too
+        finally:
+            self.state = held
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a saved state; a window stored in another dtype or on another device is converted.
+
+        Raises:
+            ValueError: it is the state of other parameters, or of another window. Nothing has changed.
+        """
+        # After the hooks of users, which may change the dict.
+        handle = self.register_load_state_dict_pre_hook(lambda _, state_dict: self._load_window(state_dict))
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {name: value for name, value in self.__dict__.items() if name in ("_window", "seconds", "max_step_norm")}
+        return super().__getstate__() | own
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:  # a state may have been saved before an option existed
+            for name in self.defaults.keys() - {"differentiable"}:  # which torch adds by itself
+                group.setdefault(name, self.defaults[name])
+
+    def _cover(self, tensors: Iterable[Tensor]) -> None:
+        wanted = set(tensors)
+        if wanted:
+            named = name_parameters(self.param_groups)
+            self._window.cover({name: tensor for name, tensor in named.items() if tensor in wanted})
+
+    def _begin_all(self) -> None:
+        """Gives every parameter the entries of its state, which checkpoints that load in place need before any step."""
+        for group in self.param_groups:
+            for tensor in group["params"]:
+                if tensor in self._window.columns.covered:
+                    self._begin(tensor, group)
+
+    def _begin(self, tensor: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+        state: dict[str, Any] = self.state[tensor]
+        state.setdefault("step", 0)
+        if self.buffer not in state and self._needs_buffer(group):
+            dtype, contiguous = self._window.operator.dtype, torch.contiguous_format
+            state[self.buffer] = torch.zeros_like(tensor, dtype=dtype, memory_format=contiguous)
+        return state
+
+    def _load_window(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Loads the window of a saved state; returns the rest, by parameter, so that torch does not cast it."""
+        shared, entries = read_state(state_dict, self.param_groups)
+        rows = {tensor: entry for tensor, entry in entries.items() if entry.keys() & {"rows", "columns"}}
+        self._window.load_state(shared, rows, name_parameters(self.param_groups))
+        for tensor, entry in entries.items():
+            kept = {key: deepcopy(value) for key, value in entry.items() if key not in WINDOW_ENTRIES}
+            if self.buffer in kept:
+                dtype = self._window.operator.dtype
+                kept[self.buffer] = like(f"a {self.buffer}", kept[self.buffer], tensor, dtype)
+            entries[tensor] = kept
+        return {**state_dict, "state": entries}
+
+    def _options(self) -> list[dict[str, Any]]:
+        """The options of all groups, as ranks can compare them."""
+        names = sorted(self.defaults.keys() - {"differentiable"})
+        return [{name: group[name] if name == "betas" else float(group[name]) for name in names}
+                for group in self.param_groups]  # fmt: skip
+
+    def _check_shared(self) -> None:
+        first, last = self.param_groups[0], self.param_groups[-1]
+        different = [name for name in self.shared if first[name] != last[name]]
+        if different:
+            raise ValueError(f"{', '.join(different)}: one for all groups; pass it to the optimizer, not a group")
+
+
+def memory_of(
+    groups: Sequence[Mapping[str, Any]],
+    num_grads: int,
+    window: Window | None,
+    masks: Mapping[Any, Tensor] | None,
+    process_group: ProcessGroup | None,
+    buffered: Iterable[Tensor],
+) -> int:
+    """The bytes of a window, its m x m algebra, and one buffer for each of the `buffered` parameters, on this rank."""
+    named, found = trainable(groups, masks)
+    columns = columns_of(named, found, parameter_ranks(named, process_group))
+    dtype = row_dtype(columns.layout)
+    buffers = sum(local(tensor).numel() for tensor in set(buffered) if tensor.requires_grad) * dtype.itemsize
+    return window_bytes(num_grads, columns.dim, window or dtype) + buffers
+
+
+class MFAC(WindowOptimizer):
     """M-FAC (Frantar, Kurtic, Alistarh, NeurIPS 2021): w ← w − lr F⁻¹g over a window of the last m gradients.
 
         g ← ∇loss (+ weight_decay · w)
@@ -62,6 +228,8 @@ class MFAC(Windowed, Optimizer):
         MemoryError: the window does not fit; the message has the figures.
     """
 
+    buffer = "momentum_buffer"
+
     def __init__(
         self,
         params: ParamsT,
@@ -91,8 +259,7 @@ class MFAC(Windowed, Optimizer):
         defaults = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
         defaults |= {"decoupled_weight_decay": decoupled_weight_decay, "maximize": maximize}
         super().__init__(params, defaults)
-        options = [{name: float(group[name]) for name in sorted(defaults)} for group in self.param_groups]
-        agreed = {"max_step_norm": max_step_norm, "groups": options}
+        agreed = {"max_step_norm": max_step_norm, "groups": self._options()}
         self._window = ParameterWindow(
             self.param_groups, num_grads, damping, normalize, window, masks, update_every, nonfinite, precision,
             device, process_group, devices, agreed,
@@ -111,130 +278,16 @@ class MFAC(Windowed, Optimizer):
     ) -> int:
         """The bytes that the optimizer will hold (on this rank) for its window, the m x m algebra and momentum."""
         groups = group_parameters(params, momentum=momentum)
-        named, found = trainable(groups, masks)
-        columns = columns_of(named, found, parameter_ranks(named, process_group))
-        dtype = row_dtype(columns.layout)
-        moving = {tensor for group in groups if group["momentum"] for tensor in group["params"] if tensor.requires_grad}
-        buffers = sum(local(tensor).numel() for tensor in moving) * dtype.itemsize
-        return window_bytes(num_grads, columns.dim, window or dtype) + buffers
+        buffered = (tensor for group in groups if group["momentum"] for tensor in group["params"])
+        return memory_of(groups, num_grads, window, masks, process_group, buffered)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group, also in mid-training: past gradients are zero for its parameters.
+    def _take(self, gradients: dict[Tensor, Tensor]) -> None:
+        steps = self._window.precondition(gradients)
+        if steps is not None:
+            self._move(steps)
 
-        Raises:
-            ValueError: an option out of its range, or one that belongs to the whole window.
-            MemoryError: the wider window does not fit. Nothing was added.
-        """
-        super().add_param_group(param_group)
-        try:
-            check_group(self.param_groups[-1])
-            if hasattr(self, "_window"):  # not while torch's constructor adds the first groups
-                self._cover(tensor for tensor in self.param_groups[-1]["params"] if tensor.requires_grad)
-        except BaseException:
-            self.param_groups.pop()
-            raise
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step with the gradients in `.grad`; a parameter without one does not move.
-
-        `closure`, if given, is called first; it computes the loss and its gradients, and returns the loss.
-
-        Raises:
-            RuntimeError: a gradient is not finite (with `nonfinite="raise"`) or sparse. Nothing has changed.
-
-        A damping that is too small for the window, even in float64, is raised for this step; the first time warns.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        began = time.perf_counter()
-        gradients = gradients_of(self.param_groups)
-        if gradients:
-            self._cover(tensor for tensor in gradients if tensor not in self._window.columns.covered)
-            steps = self._window.precondition(gradients)
-            if steps is not None:
-                self._move(steps)
-        self.seconds += time.perf_counter() - began
-        return loss
-
-    def diagnostics(self) -> dict[str, float]:
-        """Figures of the last step and the window, computed when called, in O(m³).
-
-        `gradient_norm` (with weight decay), `step_norm` (of F⁻¹g), `cosine` between the two, `effective_rank` of the
-        window, `num_seen` gradients in it, `damping`, `skipped` gradients, `raised` (steps with more damping, for
-        float64's sake), `compiled` (1.0 if compiled code makes the products with the window), `seconds` in `step`.
-        """
-        return {**self._window.diagnostics(), "seconds": self.seconds}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The whole state. Its rows are the window's own memory: save or deep-copy it before the next step."""
-        self._begin_all()
-        full, held, states = defaultdict(dict, self.state), self.state, self._window.parameter_states()
-        full.update({tensor: {**held[tensor], **state} for tensor, state in states.items()})
-        full[next(iter(states))]["window"] = self._window.shared_state()  # belongs to no parameter
-        try:
-            self.state = full
-            return super().state_dict()  # with its hooks, which see the window too
-        finally:
-            self.state = held
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a saved state; a window stored in another dtype or on another device is converted.
-
-        Raises:
-            ValueError: it is the state of other parameters, or of another window. Nothing has changed.
-        """
-        # After the hooks of users, which may change the dict.
-        handle = self.register_load_state_dict_pre_hook(lambda _, state_dict: self._load_window(state_dict))
-        try:
-            super().load_state_dict(state_dict)
-        finally:
-            handle.remove()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {name: self.__dict__[name] for name in ("_window", "seconds", "max_step_norm")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        for group in self.param_groups:  # a state may have been saved before an option existed
-            for name in self.defaults.keys() - {"differentiable"}:  # which torch adds by itself
-                group.setdefault(name, self.defaults[name])
-
-    def _cover(self, tensors: Iterable[Tensor]) -> None:
-        wanted = set(tensors)
-        if wanted:
-            named = name_parameters(self.param_groups)
-            self._window.cover({name: tensor for name, tensor in named.items() if tensor in wanted})
-
-    def _begin_all(self) -> None:
-        """Gives every parameter the entries of its state, which checkpoints that load in place need before any step."""
-        for group in self.param_groups:
-            for tensor in group["params"]:
-                if tensor in self._window.columns.covered:
-                    self._begin(tensor, group)
-
-    def _begin(self, tensor: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
-        state: dict[str, Any] = self.state[tensor]
-        state.setdefault("step", 0)
-        if group["momentum"] and "momentum_buffer" not in state:
-            dtype, contiguous = self._window.operator.dtype, torch.contiguous_format
-            state["momentum_buffer"] = torch.zeros_like(tensor, dtype=dtype, memory_format=contiguous)
-        return state
-
-    def _load_window(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Loads the window of a saved state; returns the rest, by parameter, so that torch does not cast it."""
-        shared, entries = read_state(state_dict, self.param_groups)
-        rows = {tensor: entry for tensor, entry in entries.items() if entry.keys() & {"rows", "columns"}}
-        self._window.load_state(shared, rows, name_parameters(self.param_groups))
-        for tensor, entry in entries.items():
-            kept = {key: deepcopy(value) for key, value in entry.items() if key not in WINDOW_ENTRIES}
-            if "momentum_buffer" in kept:
-                dtype = self._window.operator.dtype
-                kept["momentum_buffer"] = like("a momentum_buffer", kept["momentum_buffer"], tensor, dtype)
-            entries[tensor] = kept
-        return {**state_dict, "state": entries}
+    def _needs_buffer(self, group: Mapping[str, Any]) -> bool:
+        return bool(group["momentum"])
 
     def _move(self, steps: dict[Tensor, Tensor]) -> None:
         """Moves the parameters, each by its part of F⁻¹g; the parts are overwritten."""
@@ -247,7 +300,7 @@ class MFAC(Windowed, Optimizer):
             states = [self._begin(tensor, group) for tensor in params]
             buffers = [state["momentum_buffer"] for state in states] if group["momentum"] else []
             parts = [steps[tensor] for tensor in params]
-            mfac_update([local(tensor) for tensor in params], parts, [local(buffer) for buffer in buffers], group)
+            update([local(tensor) for tensor in params], parts, [local(buffer) for buffer in buffers], group)
             for state in states:
                 state["step"] += 1
 
@@ -261,18 +314,18 @@ class MFAC(Windowed, Optimizer):
             part.mul_(scale.to(part.device))
 
 
-def mfac_update(params: list[Tensor], steps: list[Tensor], buffers: list[Tensor], group: Mapping[str, Any]) -> None:
-    """Moves parameters by their parts d of F⁻¹g: v ← μ v + (1−μ) d;  w ← (1 − lr·decay) w − lr·v.
+def update(params: list[Tensor], steps: list[Tensor], buffers: list[Tensor], group: Mapping[str, Any]) -> None:
+    """Moves parameters by their steps d: v ← μ v + (1−μ) d;  w ← (1 − lr·decay) w − lr·v.
 
-    With Nesterov momentum μ v + (1−μ) d replaces v in the second; without momentum d does. `steps` are overwritten.
+    With Nesterov momentum μ v + (1−μ) d replaces v in the second; without buffers v is d. `steps` are overwritten.
     """
-    lr, momentum = float(group["lr"]), group["momentum"]
-    if momentum:
-        torch._foreach_lerp_(buffers, steps, 1 - momentum)
+    lr = float(group["lr"])
+    if buffers:
+        torch._foreach_lerp_(buffers, steps, 1 - group["momentum"])
         if group["nesterov"]:
-            torch._foreach_lerp_(steps, buffers, momentum)
+            torch._foreach_lerp_(steps, buffers, group["momentum"])
         else:
             steps = buffers
-    if group["weight_decay"] and group["decoupled_weight_decay"]:
+    if group["weight_decay"] and group.get("decoupled_weight_decay", True):
         torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
     torch._foreach_add_(params, steps, alpha=-lr)

@@ -1,5 +1,6 @@
 """Parameters in groups, as every torch optimizer has them: names, masks, gradients, options, and saved states."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -75,6 +76,11 @@ def check_group(group: Mapping[str, Any]) -> None:
         raise ValueError(f"momentum must be at least 0 and below 1, not {momentum}")
     if not group["weight_decay"] >= 0:
         raise ValueError(f"weight_decay must be 0 or more, not {group['weight_decay']}")
+    if not all(isinstance(beta, float | int) and 0 <= beta < 1 for beta in group.get("betas", ())):
+        raise ValueError(f"betas must be two numbers of at least 0 and below 1, not {group['betas']!r}")
+    for name in ("eps", "power", "length"):
+        if not 0 <= group.get(name, 0.0) < math.inf:
+            raise ValueError(f"{name} must be 0 or more, and finite, not {group[name]!r}")
     if group.get("nesterov") and not momentum:
         raise ValueError("nesterov needs a momentum, and momentum is 0; pass one, for instance 0.9")
 

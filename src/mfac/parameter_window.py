@@ -19,6 +19,7 @@ from mfac.windows.rows import ChosenColumns, SavedRows
 from mfac.windows.storage import Window, saved_rows
 
 Damping = float | Callable[[int], float]
+Combination = Callable[[Tensor, Tensor, float], Tensor]
 NonFinite = Literal["raise", "skip"]
 States = Mapping[Tensor, Mapping[str, Any]]
 
@@ -88,15 +89,19 @@ class ParameterWindow:
         self.columns = wider
 
     @torch.no_grad()
-    def precondition(self, gradients: Mapping[Tensor, Tensor]) -> dict[Tensor, Tensor] | None:
+    def precondition(
+        self, gradients: Mapping[Tensor, Tensor], combination: Combination | None = None
+    ) -> dict[Tensor, Tensor] | None:
         """{parameter: its part of F⁻¹g}, after g has entered the window (if it is its turn); None if g was skipped.
 
-        A parameter without a gradient is zero in the row, and not in the result.
+        A parameter without a gradient is zero in the row, and not in the result. `combination(K, ages, damping)`
+        returns the coefficients c [n] of the step Gᵀc, instead of those of F⁻¹g, from K = GGᵀ and the ages of the n
+        rows, the newest of which has age 0; all on the CPU, in float64.
         """
         row = torch.empty(self.columns.dim, dtype=self.operator.dtype, device=self.operator.device)
         self.columns.flatten([gradients.get(tensor) for tensor in self.columns.tensors], out=row)
         try:
-            step = self._multiply(row)
+            step = self._multiply(row, combination)
         except (NonFiniteGradientError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
             if self.nonfinite == "raise":
                 raise
@@ -107,13 +112,19 @@ class ParameterWindow:
         pairs = zip(self.columns.tensors, parts, strict=True)
         return {tensor: part.to(tensor.device) for tensor, part in pairs if tensor in gradients}
 
-    def _multiply(self, row: Tensor) -> Tensor:
+    def _multiply(self, row: Tensor, combination: Combination | None) -> Tensor:
         damping = self.operator.damping if self.schedule is None else self.schedule(self.calls)
         changes, enters = damping != self.operator.damping, self.calls % self.update_every == 0
         if (changes or not enters) and not self._is_finite(row):  # else the operator checks it
             raise NonFiniteGradientError("the gradient is not finite; nothing has changed: skip this step")
         if changes:
             self.operator.set_damping(damping)
+        if combination is not None:
+            self.operator.update(row)
+            K = self.operator.gram.cpu()
+            ages = (self.calls - torch.arange(len(K), dtype=torch.float64)) % self.operator.num_grads
+            coefficients = combination(K, ages, self.operator.damping)
+            return self.operator.combine(coefficients.to(row.device))
         try:
             return self.operator.update_and_apply(row) if enters else self.operator @ row
         except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
@@ -142,7 +153,7 @@ class ParameterWindow:
                 f"damping={asked:g} is too small for gradients of norm {math.sqrt(largest):.3g} that repeat one "
                 f"another, even in float64; this step took {damping:.3g}, and others will take what they need, counted "
                 "by diagnostics()['raised']; raise the damping, or scale the loss down",
-                stacklevel=5,
+                stacklevel=6,
             )
         self.raised += 1
         return step

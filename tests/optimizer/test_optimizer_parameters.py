@@ -18,7 +18,7 @@ from optimizers import (
     train,
     trained,
     weights,
-    without_decay,
+    with_past_zeros,
 )
 from torch import nn
 
@@ -89,7 +89,7 @@ def test_a_thawed_parameter_is_as_if_its_gradients_had_been_zero():
     torch.testing.assert_close(weights(models[0]), weights(models[1]), rtol=1e-10, atol=1e-12)
 
 
-@without_decay
+@with_past_zeros
 @pytest.mark.parametrize("when", [3, 8])
 def test_a_group_added_in_mid_training_is_as_if_its_gradients_had_been_zero(build, when):
     late, early = network().double(), network().double()

@@ -50,7 +50,7 @@ def test_zero_gradients_move_nothing_but_by_decay(build, request):
 
 @every_optimizer
 def test_options_of_groups_equal_to_those_of_the_optimizer(build):
-    options = {"lr": 0.01, "momentum": 0.7, "weight_decay": 0.05}
+    options = {"lr": 0.01, "weight_decay": 0.05}
     model = network()
     optimizer = build([{"params": layer.parameters(), **options} for layer in (model[0], model[2])])
     train(model, optimizer, range(7))

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mfac import MFAC
+from mfac import MFAC, FullMatrixAdam
 
 BATCH = 12  # which two, three and four ranks can share
 SETTINGS: dict[str, Any] = {"lr": 0.05, "num_grads": 8, "damping": 0.05}
@@ -22,6 +22,7 @@ CASES: dict[str, dict[str, Any]] = {
     "momentum_l2": {"momentum": 0.9, "weight_decay": 0.01},
     "masks": {"masked": True, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1, "decoupled_weight_decay": True},
     "clipped": {"max_step_norm": 0.05, "update_every": 2, "damping": lambda step: 0.05 if step < 20 else 0.08},
+    "full_matrix": {"optimizer": FullMatrixAdam, "masked": True, "orthogonalize": True, "eps": 0.01},
 }
 
 
@@ -55,7 +56,16 @@ def groups_of(model: nn.Module) -> list[dict[str, Any]]:
 class Training:
     """A model, its optimizer, and the ranks that train them: way is "ddp" or "fsdp"; no group is one process."""
 
-    def __init__(self, group: Any, way: str, *, dtype: torch.dtype = torch.float64, masked: bool = False, **options):
+    def __init__(
+        self,
+        group: Any,
+        way: str,
+        *,
+        dtype: torch.dtype = torch.float64,
+        masked: bool = False,
+        optimizer=MFAC,
+        **options,
+    ):
         self.group, self.dtype = group, dtype
         self.model = network(dtype)
         masks = {"0.weight": mask_of(self.model[0].weight)} if masked else None
@@ -68,7 +78,7 @@ class Training:
         elif group is not None:
             self.forward = DistributedDataParallel(self.model, process_group=group)
             options = {"process_group": group} | options
-        self.optimizer = MFAC(groups_of(self.model), **(SETTINGS | {"masks": masks} | options))
+        self.optimizer = optimizer(groups_of(self.model), **(SETTINGS | {"masks": masks} | options))
 
     def backward(self, step: int) -> None:
         inputs, targets = batch(step, self.group, self.dtype)

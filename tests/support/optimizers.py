@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from mfac import MFAC, Int8, TopK
+from mfac import MFAC, FullMatrixAdam, Int8, TopK
 from mfac.parameter_groups import group_parameters
 
 SETTINGS: dict[str, Any] = {"lr": 0.02, "num_grads": 5, "damping": 0.1}
@@ -24,18 +24,22 @@ def mfac(params: Any, **options: Any) -> MFAC:
     return MFAC(params, **(SETTINGS | options))
 
 
+def full_matrix(params: Any, **options: Any) -> FullMatrixAdam:
+    return FullMatrixAdam(params, **(SETTINGS | options))
+
+
 def mask_of(tensor: Tensor) -> Tensor:
     """Keeps two of every three weights."""
     return (torch.arange(tensor.numel()) % 3 > 0).view(tensor.shape)
 
 
-def masked(params: Any, **options: Any) -> MFAC:
+def masked(params: Any, build: Callable[..., Optimizer] = mfac, **options: Any) -> Optimizer:
     """The first parameter is pruned; its weights are set to zero here, as a pruner would have done."""
     params = list(params)
     first = group_parameters(params)[0]["params"][0]
     with torch.no_grad():
         first.mul_(mask_of(first))
-    return mfac(params, **({"masks": {first: mask_of(first)}} | options))
+    return build(params, **({"masks": {first: mask_of(first)}} | options))
 
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
@@ -50,8 +54,11 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "damping_schedule": partial(mfac, damping=lambda step: 0.1 if step < 4 else 0.2),
     "sum": partial(mfac, normalize="sum"),
     "masks_momentum_decay": partial(masked, momentum=0.9, weight_decay=0.01),
+    "full_matrix": full_matrix,
+    "full_matrix_int8": partial(full_matrix, window=Int8(block=16), eps=1e-3),
+    "full_matrix_masks_orthogonal": partial(masked, build=full_matrix, orthogonalize=True, weight_decay=0.1),
 }
-DECAYING = {"l2_decay", "decoupled_decay", "masks_momentum_decay"}
+DECAYING = {"l2_decay", "decoupled_decay", "masks_momentum_decay", "full_matrix_masks_orthogonal"}
 
 
 def builds(names: Iterable[str]) -> pytest.MarkDecorator:
@@ -59,8 +66,9 @@ def builds(names: Iterable[str]) -> pytest.MarkDecorator:
 
 
 every_optimizer = builds(OPTIMIZERS)
-some_optimizers = builds(["nesterov", "update_every", "masks_momentum_decay"])
-without_decay = builds(name for name in OPTIMIZERS if name not in DECAYING)
+some_optimizers = builds(["nesterov", "update_every", "masks_momentum_decay", "full_matrix"])
+# Without decay, and without a second moment, which starts with the first gradient, as torch's Adam has it.
+with_past_zeros = builds(name for name in OPTIMIZERS if name not in DECAYING and "full_matrix" not in name)
 
 
 def network() -> nn.Sequential:

@@ -1,0 +1,191 @@
+"""FullMatrixAdam: equal to its rule on dense matrices in float64, free of scales, and its limits."""
+
+import math
+
+import pytest
+import torch
+from optimizers import full_matrix, loss_of, network, ready, trained, weights
+from torch import nn
+from torch.nn import functional as F
+
+from mfac import FullMatrixAdam
+from mfac.full_matrix_adam import full_matrix_coefficients, is_matrix, orthogonalized
+
+
+def dense_step(rows, betas, damping, power, length):
+    """Oldest row first: F^-p of the average of all rows, F of the averages up to each row, as a d x d matrix."""
+    averages = []
+    for newest in range(len(rows)):
+        weights = torch.tensor([betas[0] ** (newest - i) for i in range(newest + 1)], dtype=torch.float64)
+        averages.append(weights @ rows[: newest + 1] / weights.sum())
+    averages = torch.stack(averages)
+    moment = averages.T @ averages / len(rows)
+    values, vectors = torch.linalg.eigh(
+        moment + damping * moment.trace() / len(rows) * torch.eye(rows.shape[1]).double()
+    )
+    step = vectors @ (values**-power * (vectors.T @ averages[-1]))
+    return step * (length * averages[-1].norm() / step.norm())
+
+
+@pytest.mark.parametrize("power", [0.0, 0.25, 0.5, 1.0])
+@pytest.mark.parametrize(("n", "newest"), [(1, 0), (6, 5), (8, 2)])
+def test_coefficients_equal_a_power_of_the_dense_matrix(power, n, newest):
+    U = torch.randn(n, 12, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+    ages = (newest - torch.arange(n, dtype=torch.float64)) % n
+    c = full_matrix_coefficients(U @ U.T, ages, 0.3, beta=0.8, power=power, length=1.5)
+    expected = dense_step(U[ages.argsort(descending=True)], (0.8, 0.0), 0.3, power, 1.5)
+    torch.testing.assert_close(U.T @ c, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5])
+def test_trajectories_equal_the_rule_on_dense_matrices(power):
+    """Through the wrap-around of the window; a power of 0 is Adam, with its averages over the window alone."""
+    betas, damping, eps, lr, decay, m = (0.8, 0.95), 0.2, 1e-2, 0.01, 0.1, 5
+    model = network().double()
+    optimizer = FullMatrixAdam(model.parameters(), lr, m, betas=betas, damping=damping, power=power, eps=eps,
+                               weight_decay=decay)  # fmt: skip
+    w = nn.utils.parameters_to_vector(model.parameters()).detach()
+    v, rows = torch.zeros_like(w), []
+    for t in range(1, 14):
+        optimizer.zero_grad()
+        loss_of(model, t).backward()
+        g = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+        v = betas[1] * v + (1 - betas[1]) * g**2
+        root = (v / (1 - betas[1] ** t)).sqrt()
+        rows = [*rows, g / (root + eps * root.mean())][-m:]
+        w = (1 - lr * decay) * w - lr * dense_step(torch.stack(rows), betas, damping, power, 1.5)
+        optimizer.step()
+        torch.testing.assert_close(nn.utils.parameters_to_vector(model.parameters()).detach(), w, rtol=1e-9, atol=1e-11)
+
+
+def scaled(scale, steps=20, build=full_matrix):
+    model = network()
+    optimizer = build(model.parameters())
+    for step in range(steps):
+        optimizer.zero_grad()
+        (loss_of(model, step) * scale).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@pytest.mark.parametrize("exponent", [-80, -20, 20, 80])
+def test_the_loss_times_a_power_of_two_gives_the_same_bits(exponent):
+    assert all(map(torch.equal, scaled(2.0**exponent), scaled(1.0)))
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+@pytest.mark.parametrize("orthogonalize", [False, True])
+def test_the_loss_times_a_constant_gives_the_same_trajectory_to_rounding(scale, orthogonalize):
+    def build(params):
+        return full_matrix(params, orthogonalize=orthogonalize)
+
+    torch.testing.assert_close(scaled(scale, build=build), scaled(1.0, build=build), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-45, 1e-30, 1.0, 3e38])
+@pytest.mark.parametrize("orthogonalize", [False, True])
+def test_no_finite_gradient_is_an_error(value, orthogonalize):
+    """Repeated, alternating and one-sided gradients of any size."""
+    model = network()
+    optimizer = full_matrix(model.parameters(), orthogonalize=orthogonalize)
+    for step in range(12):
+        for number, parameter in enumerate(model.parameters()):
+            parameter.grad = torch.full_like(parameter, value * (-1) ** (step // 4) * (number != step % 4))
+        optimizer.step()
+    assert all(tensor.isfinite().all() for tensor in model.parameters())
+
+
+def test_it_descends_a_rotated_valley_faster_than_adam():
+    """A quadratic of condition number 1e4 whose axes are not those of the weights."""
+    generator = torch.Generator().manual_seed(0)
+    axes = torch.linalg.qr(torch.randn(40, 40, generator=generator))[0]
+    H = axes @ torch.diag(torch.logspace(-4, 0, 40)) @ axes.T
+
+    def last(build):
+        w = torch.ones(40, requires_grad=True)
+        optimizer = build([w])
+        for step in range(300):
+            optimizer.param_groups[0]["lr"] = 0.03 * (1 + math.cos(math.pi * step / 300)) / 2
+            optimizer.zero_grad()
+            loss = (w @ H @ w) / 2
+            loss.backward()
+            optimizer.step()
+        return loss.item()
+
+    assert last(FullMatrixAdam) < 0.5 * last(torch.optim.Adam)
+
+
+def test_orthogonalized_steps_have_equal_singular_values_and_a_fixed_size():
+    for shape in ((12, 30), (30, 12), (8, 3, 3, 3)):
+        Z = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 1e-20
+        values = torch.linalg.svdvals(orthogonalized(Z).flatten(1)) / (0.23 * math.sqrt(max(Z.flatten(1).shape)))
+        assert 0.6 < values.min() < values.max() < 1.3
+    assert not orthogonalized(torch.zeros(3, 4)).any()
+
+
+def test_which_tensors_are_matrices():
+    shapes = {
+        (4, 4): True,
+        (8, 3, 3, 3): True,
+        (32, 4): True,
+        (33, 4): False,
+        (1, 9): False,
+        (9, 1): False,
+        (9,): False,
+    }
+    assert {shape: is_matrix(torch.empty(shape)) for shape in [*shapes, ()]} == shapes | {(): False}
+
+
+def test_a_group_can_opt_out_of_orthogonal_steps_and_vectors_keep_theirs():
+    model, optimizer = ready(full_matrix, 3)
+    plain, mixed = weights(model), network()
+    groups = [{"params": mixed[0].parameters(), "orthogonalize": True}, {"params": mixed[2].parameters()}]
+    other = full_matrix(groups)
+    other.load_state_dict({**optimizer.state_dict(), "param_groups": other.state_dict()["param_groups"]})
+    mixed.load_state_dict(dict(zip(mixed.state_dict(), plain, strict=True)))
+    for ours, theirs in zip(mixed.parameters(), model.parameters(), strict=True):
+        ours.grad = theirs.grad
+    optimizer.step()
+    other.step()
+    same = [torch.equal(a, b) for a, b in zip(weights(model), weights(mixed), strict=True)]
+    assert same == [False, True, True, True]
+
+
+@pytest.mark.parametrize("window", [torch.bfloat16, torch.int8])
+def test_smaller_windows_follow_the_same_course(window):
+    model, _ = trained(full_matrix, 30, window=window)
+    other, _ = trained(full_matrix, 30)
+    inputs = torch.randn(64, 5, generator=torch.Generator().manual_seed(1))
+    loss, expected = (F.cross_entropy(each(inputs), inputs[:, :3].argmax(1)).item() for each in (model, other))
+    assert loss == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"betas": (0.9, 1.0)}, r"betas must be two numbers .* not \(0.9, 1.0\)"),
+        ({"power": -1.0}, r"power must be 0 or more"),
+        ({"length": float("inf")}, r"length must be 0 or more, and finite, not inf"),
+        ({"eps": -1e-8}, r"eps must be 0 or more"),
+        ({"damping": 0.0}, r"damping must be positive"),
+    ],
+    ids=str,
+)
+def test_arguments_out_of_their_range(options, words):
+    with pytest.raises(ValueError, match=words):
+        FullMatrixAdam(network().parameters(), **options)
+
+
+def test_what_belongs_to_the_window_is_one_for_all_groups():
+    _, optimizer = trained(full_matrix, 2)
+    with pytest.raises(ValueError, match="power: one for all groups"):
+        optimizer.add_param_group({"params": nn.Linear(2, 2).named_parameters(), "power": 1.0})
+    assert len(optimizer.param_groups) == 1
+
+
+def test_memory_needed_is_what_is_held():
+    _, optimizer = trained(full_matrix, 3)
+    held = sum(
+        entry["rows"].nbytes + entry["root_mean_square"].nbytes for entry in optimizer.state_dict()["state"].values()
+    )
+    assert FullMatrixAdam.memory_needed(network().parameters(), 5) == held + 4 * 8 * 5**2
