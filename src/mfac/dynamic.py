@@ -256,12 +256,13 @@ class DynamicInverseFisher(InverseFisher):
                     "the learning rate"
                 )
             (self._rough.add if dtype == torch.float32 else self._rough.discard)(k)
-            if settle and not sensitivity:
+            if settle and self._inverse.inverse is None:
                 sensitivity = self._factored(k)
             if sensitivity and self._judge(sensitivity):
                 self._polish(k, stored.dense)
-            if settle:
-                self._inverse.settle()
+                sensitivity = self._factored(k) if settle else 0.0
+            if settle and sensitivity == math.inf:
+                raise self._inverse.too_few_digits("float32" if self._rough else "float64")
         except BaseException:
             self._inverse.recall(k, before)
             self._rough, self._sensitive = rough, sensitive
@@ -276,12 +277,10 @@ class DynamicInverseFisher(InverseFisher):
         return self._ranks.sum_(column)
 
     def _factored(self, k: int) -> float:
-        """Factors S and returns the sensitivity of S⁻¹e_k: infinite where rounding in float32 left S indefinite."""
+        """Factors S and returns the sensitivity of S⁻¹e_k, infinite where rounding left S indefinite."""
         try:
             self._inverse.settle()
         except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-            if self._precision != "auto" or not self._rough:
-                raise
             return math.inf
         return self._inverse.sensitivity(k)
 

@@ -1,7 +1,6 @@
 """A sliding window over the gradients of parameters: gradients in, F⁻¹ times the last one out, tensor by tensor."""
 
 import math
-import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -14,7 +13,7 @@ from mfac.columns import Columns, columns_of, like, local, parameter_ranks
 from mfac.dynamic import DynamicInverseFisher, NonFiniteGradientError, Normalize
 from mfac.layout import ParameterLayout
 from mfac.parameter_groups import Groups, name_masks, name_parameters
-from mfac.precision import Precision
+from mfac.precision import EPS64, PRODUCT_TOLERANCE, Precision
 from mfac.windows.rows import ChosenColumns, SavedRows
 from mfac.windows.storage import Window, saved_rows
 
@@ -135,7 +134,7 @@ class ParameterWindow:
         asked, multiply = self.operator.damping, self.operator.update_and_apply if enters else self.operator.__matmul__
         square = self.ranks.sum_(torch.linalg.vector_norm(row, dtype=torch.float64).square())
         largest = max(float(square), *self.operator.gram.diagonal().tolist(), 0.0)
-        damping = max(10 * asked, sys.float_info.epsilon * largest)
+        damping = max(10 * asked, 0.1 * EPS64 / PRODUCT_TOLERANCE * largest)
         try:
             while damping < math.inf:
                 self.operator.set_damping(damping)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 Precision = Literal["auto", "float32", "float64"]
 
-EPS32 = 2.0**-24
+EPS32, EPS64 = 2.0**-24, 2.0**-53
 # Chosen so that float32 stays below a relative error of 1e-4, the promise, with a margin of two.
 PRODUCT_TOLERANCE = 5e-5
 # The relative error of a float32 step is at most some 2.5e-6 times its sensitivity, measured over scales and kinds of
@@ -68,9 +68,11 @@ def sensitivity(collinearity: float, terms: float, total: float) -> float:
     """How much relative errors of products with G can grow in the step Gᵀc, c = S⁻¹e_k; 1 for orthogonal rows.
 
     The geometric mean of the collinearity, max_i S_ii [S⁻¹]_ii, by which errors of K grow in c, and of terms/total, by
-    which the terms of Gᵀc cancel: terms = Σ c_i² ‖g_i‖², total = ‖Gᵀc‖² = c·Kc.
+    which the terms of Gᵀc cancel: terms = Σ c_i² ‖g_i‖², total = ‖Gᵀc‖² = c·Kc. In float64 the error of a step is
+    about eps · max(collinearity, √(terms/total)), measured; where that breaks the promise, it is infinite.
     """
     # Terms that are all zero have nothing to cancel; a sum that rounding made negative has cancelled in full.
     cancellation = terms / max(total, sys.float_info.min) if terms > 0 else 1.0
-    grown = collinearity * cancellation
-    return math.sqrt(grown) if grown >= 0 else math.nan
+    if not (collinearity >= 0 and EPS64 * max(collinearity, math.sqrt(cancellation)) < PRODUCT_TOLERANCE):
+        return math.inf  # also where rounding has left nothing but NaN
+    return math.sqrt(collinearity * cancellation)

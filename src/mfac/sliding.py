@@ -5,6 +5,7 @@ takes a fifth of torch's time for each; the formulas are the same for tensors an
 """
 
 import math
+import sys
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mfac import woodbury
-from mfac.precision import sensitivity
+from mfac.precision import EPS64, PRODUCT_TOLERANCE, sensitivity
 
 # One refinement squares the relative error, and a step multiplies the rest by its sensitivity. A product with any
 # vector subtracts nearly all of it again, and needs the accuracy of a Cholesky. Beyond these the inverse is recomputed.
@@ -21,6 +22,7 @@ DRIFT_LIMIT = 1e-6
 STEP_ERROR = 1e-8
 SOLVE_DRIFT = 1e-8
 LEAST_REFRESH = 64
+CANCELLED = 1e-13  # a sum of float64 that is this small beside its terms has no digits left
 SMALL = 96  # up to this m updates are made in numpy: 16 % of a step at m = 64, d = 25,000, and 43 % at d = 5,000
 
 Array = TypeVar("Array", Tensor, np.ndarray)
@@ -120,7 +122,19 @@ class SlidingInverse:
         squares = K.diagonal()
         known = self.factor().diagonal().square().reciprocal() if self.inverse is None else self.inverse.diagonal()
         figures = ((squares + self.shift) * known).max(), squares @ c.square(), c @ (K @ c)
-        return sensitivity(*torch.stack(figures).tolist())
+        collinearity, terms, total = torch.stack(figures).tolist()
+        return sensitivity(collinearity, terms, squared_length(K, c, terms, total))
+
+    def too_few_digits(self, dtype: str) -> RuntimeError:
+        """What to raise where the sensitivity of a step is infinite."""
+        largest = float(self.K.diagonal().max())
+        remedy = max(10.0, 10 * self.size * largest * EPS64 / PRODUCT_TOLERANCE / self.shift)
+        wider = "" if dtype == "float64" else ", pass precision='auto'"
+        return torch.linalg.LinAlgError(  # type: ignore[attr-defined,no-any-return]
+            f"the gradients repeat one another, and {dtype} has too few digits to tell them apart: the damping adds "
+            f"{self.shift:.3g} to squared gradients of up to {largest:.3g}; raise the damping {remedy:.1g} times or "
+            f"more, or scale the gradients down{wider}"
+        )
 
     def solve(self, b: Float[Tensor, "n *k"]) -> Float[Tensor, "n *k"]:
         """S⁻¹ b."""
@@ -159,6 +173,7 @@ class SlidingInverse:
             refined, figures = examine(K, updated, k, self.shift)
         square, drifted, whole, collinearity, terms, total = figures
         drift = math.sqrt(drifted / whole) if whole > 0 else math.nan
+        total = squared_length(K, refined, terms, total)
         return square, drift, sensitivity(collinearity, terms, total), refined
 
     def _array(self, tensor: Tensor) -> Any:
@@ -189,6 +204,13 @@ def replace_row(P: Array, k: int, others: Array, corner: Array, out: Array) -> N
         left, right = np.concatenate((u, q)), np.concatenate((u / sigma, q / -q[k]))
         np.matmul(left.reshape(2, -1).T, right.reshape(2, -1), out=out)
         out += P
+
+
+def squared_length(K: Array, c: Array, terms: float, total: float) -> float:
+    """‖Gᵀc‖²: the total c·Kc, or where that is nothing but rounding, max_i (g_i·Gᵀc)²/‖g_i‖², which is at most it."""
+    if total > CANCELLED * terms or not terms > 0:
+        return total
+    return float(((K @ c) ** 2 / K.diagonal().clip(min=sys.float_info.min)).max())
 
 
 def examine(K: Array, P: Array, k: int, shift: float) -> tuple[Array, list[float]]:
