@@ -5,12 +5,13 @@ python benchmarks/bench_blocks.py 128 64     # blocks of 128 with 64 gradients, 
 """
 
 import sys
+from itertools import starmap
 
 import torch
 
 import mfac
 from mfac import reference
-from timing import save, seconds, show, unit_rows
+from timing import in_seconds, save, seconds, shown, unit_rows
 
 DAMPING = 1e-5
 
@@ -32,7 +33,7 @@ def blocks(block_size, m, d=270_000):
     times = seconds(ours=ours, read_and_multiply=read_and_multiply, paper=paper)
     return {
         "what": "set-up and diagonal, blocks", "d": d, "m": m, "block_size": block_size,
-        **{f"{name}_s": value for name, value in times.items()},
+        **in_seconds(times),
         "times_faster_than_algorithm_3": times["paper"] / times["ours"],
         "of_reading_and_multiplying_once": times["ours"] / times["read_and_multiply"],
     }  # fmt: skip
@@ -40,13 +41,9 @@ def blocks(block_size, m, d=270_000):
 
 def main():
     if chosen := [int(argument) for argument in sys.argv[1:]]:
-        show(blocks(*chosen))
-        return
-    rows = []
-    for block_size, m in ((128, 64), (2048, 400), (128, 1024)):
-        rows.append(blocks(block_size, m))
-        show(rows[-1])
-    save("blocks", "python benchmarks/bench_blocks.py", rows)
+        shown(blocks(*chosen))
+    else:
+        save("blocks", "python benchmarks/bench_blocks.py", starmap(blocks, ((128, 64), (2048, 400), (128, 1024))))
 
 
 if __name__ == "__main__":

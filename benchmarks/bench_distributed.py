@@ -23,7 +23,7 @@ import torch.multiprocessing as mp
 
 import mfac
 from mfac.inverse_fisher import ranks_of
-from timing import save, show
+from timing import save
 
 SIZES, ROUNDS, DAMPING = (1, 2, 3, 4), 12, 1e-3
 
@@ -114,7 +114,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="a tenth of the weights; nothing is saved")
     small = parser.parse_args().small
-    dim, m, rows = (240_000, 64, []) if small else (2_400_000, 256, [])
+    where = {"folder": None} if small else {}
+    save("distributed", "python benchmarks/bench_distributed.py", rows(small), **where)
+
+
+def rows(small):
+    dim, m = (240_000, 64) if small else (2_400_000, 256)
     for kind in ("strong", "weak"):
         first = None
         for size in SIZES:
@@ -125,10 +130,7 @@ def main():
                 f"{way}_time_of_one": figures[f"{way}_step_s"] / first[f"{way}_step_s"]
                 for way in ("shards", "replicas")
             }
-            rows.append({"what": kind, "ranks": size, "d": whole, "m": m, **figures, **ratios})
-            show(rows[-1])
-    if not small:
-        save("distributed", "python benchmarks/bench_distributed.py", rows)
+            yield {"what": kind, "ranks": size, "d": whole, "m": m, **figures, **ratios}
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """One step of the sliding window: against the two bare passes over it, and against the paper's Algorithms 1 and 2."""
 
-from itertools import count, cycle
+from itertools import count, cycle, starmap
 
 import torch
 
 import mfac
 from mfac import reference
-from timing import save, seconds, show
+from timing import in_seconds, save, seconds
 
 DAMPING = 1e-5
 
@@ -47,7 +47,7 @@ def step(m, d, noise=1.0):
     )
     return {
         "what": "update_and_apply", "d": d, "m": m, "passes": "float64" if op._sensitive else "float32",
-        **{f"{name}_s": value for name, value in times.items()},
+        **in_seconds(times),
         "of_two_bare_passes": times["ours"] / times["two_passes"],
         "times_faster_than_algorithms_1_and_2": times["paper"] / times["ours"],
         "gigabytes_a_second_of_the_bare_passes": 2 * 4 * m * d / times["two_passes"] / 1e9,
@@ -55,13 +55,8 @@ def step(m, d, noise=1.0):
 
 
 def main():
-    rows = []
-    for m, d, noise in [
-        (64, 10_000, 1.0), (1024, 10_000, 1.0), (512, 270_000, 1.0), (1024, 270_000, 1.0), (512, 270_000, 0.03),
-    ]:  # fmt: skip
-        rows.append(step(m, d, noise))
-        show(rows[-1])
-    save("dynamic", "python benchmarks/bench_dynamic.py", rows)
+    sizes = (64, 10_000), (1024, 10_000), (512, 270_000), (1024, 270_000), (512, 270_000, 0.03)
+    save("dynamic", "python benchmarks/bench_dynamic.py", starmap(step, sizes))
 
 
 if __name__ == "__main__":

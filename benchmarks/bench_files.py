@@ -15,7 +15,7 @@ import torch
 
 import mfac
 from peers.pruning import digits, loss_fn, trained
-from timing import save, show
+from timing import save
 
 D, M, DAMPING = 100_000, 256, 1e-4
 STORAGES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -44,21 +44,19 @@ def likeness(inverse, diagonal, x, true, true_diagonal):
     }
 
 
-def main():
+def rows():
     train, test = digits()
     model = trained(D, train)
     batches = list(zip(train[0].split(128), train[1].split(128), strict=True))
-    x, rows = mfac.collect_gradients(model, loss_fn, [test], 1)[0], []
+    x = mfac.collect_gradients(model, loss_fn, [test], 1)[0]
     with tempfile.TemporaryDirectory() as folder:
         for name in STORAGES:
             row, inverse, diagonal = measured(model, batches, name, folder)
             if name == "float32":
                 true, true_diagonal, whole = inverse @ x, diagonal, row["bytes"]
             like = likeness(inverse, diagonal, x, true, true_diagonal)
-            rows.append({**row, **like, "of_float32": row["bytes"] / whole})
-            show(rows[-1])
-    save("files", "OMP_NUM_THREADS=1 python benchmarks/bench_files.py", rows)
+            yield {**row, **like, "of_float32": row["bytes"] / whole}
 
 
 if __name__ == "__main__":
-    main()
+    save("files", "OMP_NUM_THREADS=1 python benchmarks/bench_files.py", rows())

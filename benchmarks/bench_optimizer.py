@@ -11,13 +11,13 @@ from pathlib import Path
 import torch
 from pytorch_optimizer import SOAP, AdaHessian, Muon, Shampoo
 from torch import nn
-from torch.nn import functional as F
 
 import mfac
-from timing import save, seconds, show
+from timing import in_seconds, save, seconds
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a script, the folder of experiments is not on the path
 from experiments.models.resnet import ResNet
+from experiments.step_times import step_of
 
 BATCH, BATCHES = 128, 48
 
@@ -54,42 +54,22 @@ def fill(optimizer, model, count):
 def training_step(make, batches, memory_format):
     torch.manual_seed(0)
     model = ResNet(20, projection=False).to(memory_format=memory_format)
-    optimizer = make(model.parameters())
-    if isinstance(optimizer, mfac.MFAC):
-        for group in optimizer.param_groups:
-            group["lr"] = 0.0  # while it fills
-        fill(optimizer, model, optimizer._window.operator.num_grads + 1)
-        for group in optimizer.param_groups:
-            group["lr"] = 1e-4
-    curved = isinstance(optimizer, AdaHessian)
-    source = cycle(batches)
-
-    def step():
-        images, labels = next(source)
-        optimizer.zero_grad()
-        F.cross_entropy(model(images), labels).backward(create_graph=curved)
-        optimizer.step()
-
+    step = step_of(model, make(model.parameters()), batches)
     step()
     return step
 
 
 def overhead(memory_format, contenders):
     generator = torch.Generator().manual_seed(0)
-    batches = [
-        (
-            torch.randn(BATCH, 3, 32, 32, generator=generator).contiguous(memory_format=memory_format),
-            torch.randint(10, (BATCH,), generator=generator),
-        )
-        for _ in range(BATCHES)
-    ]
+    images = [torch.randn(BATCH, 3, 32, 32, generator=generator) for _ in range(BATCHES)]
+    labels = torch.randint(10, (BATCHES, BATCH), generator=generator)
+    batches = [(some.contiguous(memory_format=memory_format), of) for some, of in zip(images, labels, strict=True)]
     steps = {name: training_step(CONTENDERS[name], batches, memory_format) for name in contenders}
     times = seconds(**steps)
     for name, value in times.items():
         yield {
             "what": "training step of ResNet20, batch 128", "format": str(memory_format).removeprefix("torch."),
-            "optimizer": name, "seconds": value,
-            "over_sgd": value / times["SGD, momentum"],
+            "optimizer": name, "seconds": value, "over_sgd": value / times["SGD, momentum"],
         }  # fmt: skip
 
 
@@ -115,7 +95,7 @@ def bare_step(weights, count, m):
     G, g, c = optimizer._window.operator.rows, torch.randn(sum(p.numel() for p in model)), torch.randn(m)
     times = seconds(ours=step, two_passes=lambda: (G @ g, c @ G))
     return {
-        "what": "step", "d": len(g), "tensors": count, "m": m, **{f"{name}_s": value for name, value in times.items()},
+        "what": "step", "d": len(g), "tensors": count, "m": m, **in_seconds(times),
         "of_two_bare_passes": times["ours"] / times["two_passes"],
         "beyond_them_ms": 1e3 * (times["ours"] - times["two_passes"]),
     }  # fmt: skip
@@ -140,24 +120,19 @@ def sparse_step(weights=270_000, count=20, m=512, density=0.1):
     times = seconds(dense=partial(step, optimizers[0], dense), sparse=partial(step, optimizers[1], sparse))
     bytes_of = [optimizer._window.operator.rows.nbytes for optimizer in optimizers]
     return {
-        "what": "step at 90 % sparsity", "d": weights, "m": m, **{f"{name}_s": value for name, value in times.items()},
+        "what": "step at 90 % sparsity", "d": weights, "m": m, **in_seconds(times),
         "time_of_dense": times["sparse"] / times["dense"], "window_of_dense": bytes_of[1] / bytes_of[0],
     }  # fmt: skip
 
 
-def main():
-    rows = []
+def rows():
     for weights, count, m in [(10_000, 10, 64), (270_000, 20, 512), (1_000_000, 20, 256), (5_000_000, 50, 128)]:
-        rows.append(bare_step(weights, count, m))
-        show(rows[-1])
-    rows.append(sparse_step())
-    show(rows[-1])
-    few = ["SGD, momentum", "M-FAC, m = 512"]  # convolutions are faster with channels last, and the window is not
-    for row in [*overhead(torch.contiguous_format, CONTENDERS), *overhead(torch.channels_last, few)]:
-        rows.append(row)
-        show(row)
-    save("optimizer", "python benchmarks/bench_optimizer.py", rows)
+        yield bare_step(weights, count, m)
+    yield sparse_step()
+    yield from overhead(torch.contiguous_format, CONTENDERS)
+    # Convolutions are faster with channels last, and the window is not.
+    yield from overhead(torch.channels_last, ["SGD, momentum", "M-FAC, m = 512"])
 
 
 if __name__ == "__main__":
-    main()
+    save("optimizer", "python benchmarks/bench_optimizer.py", rows())

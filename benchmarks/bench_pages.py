@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 import mfac
-from timing import save, show
+from timing import save
 
 DAMPING, BUDGET = 1e-5, 2**30
 
@@ -70,11 +70,7 @@ def compare(m, gib=6):
 
 
 def main():
-    rows = []
-    for m in (256,):
-        rows.append(compare(m))
-        show(rows[-1])
-    save("pages", "python benchmarks/bench_pages.py", rows)
+    save("pages", "python benchmarks/bench_pages.py", [compare(256)])
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from itertools import cycle
 import torch
 
 import mfac
-from timing import save, seconds, show, unit_rows
+from timing import in_seconds, save, seconds, unit_rows
 
 DAMPING, M = 1e-4, 64  # where unit rows leave all products in float32
 
@@ -23,15 +23,12 @@ def grow(d):
         update_and_apply=lambda: dynamic.update_and_apply(next(lap)),
     )
     per_weight = {f"{name}_ns_a_weight": 1e9 * value / d for name, value in times.items()}
-    return {"what": "growth with d", "d": d, "m": M, **{f"{k}_s": v for k, v in times.items()}, **per_weight}
+    return {"what": "growth with d", "d": d, "m": M, **in_seconds(times), **per_weight}
 
 
 def main():
-    rows = []
-    for d in (100_000, 300_000, 1_000_000, 3_000_000, 10_000_000):
-        rows.append(grow(d))
-        show(rows[-1])
-    save("scaling", "python benchmarks/bench_scaling.py", rows)
+    sizes = (100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
+    save("scaling", "python benchmarks/bench_scaling.py", map(grow, sizes))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import mfac
 from mfac import reference
-from timing import matmul_rate, save, seconds, show, unit_rows
+from timing import in_seconds, matmul_rate, save, seconds, unit_rows
 
 DAMPING = 1e-5
 
@@ -22,7 +22,7 @@ def full(m, d=270_000):
     )
     # 2 m² d flops, half for the Gram matrix and half for the whitening, are those of one plain product.
     return {
-        "what": "set-up and diagonal, full", "d": d, "m": m, **{f"{name}_s": value for name, value in times.items()},
+        "what": "set-up and diagonal, full", "d": d, "m": m, **in_seconds(times),
         "times_faster_than_algorithm_3": times["paper"] / times["ours"],
         "of_the_flop_limit": times["ours"] / times["product"],
         "float64_of_the_flop_limit": times["ours_float64"] / times["product"],
@@ -31,11 +31,7 @@ def full(m, d=270_000):
 
 
 def main():
-    rows = []
-    for m in (512, 1024):
-        rows.append(full(m))
-        show(rows[-1])
-    save("static", "python benchmarks/bench_static.py", rows)
+    save("static", "python benchmarks/bench_static.py", map(full, (512, 1024)))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from torch import nn
 
 import mfac
 from mfac.windows.storage import as_kind, window_bytes
-from timing import save, show
+from timing import save, timed
 
 RESNET20, BERT_TINY, M = 270_000, 4_386_178, 1024
 STORAGES = {
@@ -43,7 +43,6 @@ PASSES = {
     "int8": (torch.int8, torch.float32),
     "float32 in float64": (torch.float32, torch.float64),
 }
-clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
 class Gradients:
@@ -125,12 +124,6 @@ def passes(name, m, dim, rounds=7):
     return row
 
 
-def timed(function, *arguments):
-    began = clock()
-    function(*arguments)
-    return clock() - began
-
-
 def training_step(name, m=M):
     """A whole step of BERT-tiny with a window of m gradients, into an empty one: that it fits and moves."""
     sys.path.insert(0, str(Path(__file__).parent.parent))  # the folder of experiments
@@ -157,23 +150,19 @@ def main():
     parser.add_argument("--passes", action="store_true", help="single passes by each way to make them")
     arguments = parser.parse_args()
     if arguments.passes:
-        rows = [passes(name, m, 1_000_000) for m in (64, 256) for name in PASSES]
-        for row in rows:
-            show(row)
-        return save("window_passes", "OMP_NUM_THREADS=1 python benchmarks/bench_windows.py --passes", rows)
-    rows = side_by_side(RESNET20, M, [name for name in STORAGES if name != "float32"])
-    for row in rows:
-        show(row)
-    if arguments.small:
-        return
-    for name in LARGE:  # in pairs: float32 takes 4.2 GiB of the 8 that are meant to be enough
-        rows += side_by_side(BERT_TINY, 256, [name])
-        show(rows[-1])
-    for name in ("int8", "top-k 1 %"):
-        rows += [alone(BERT_TINY, M, name), training_step(name)]
-        show(rows[-2])
-        show(rows[-1])
-    save("windows", "python benchmarks/bench_windows.py", rows)
+        rows = (passes(name, m, 1_000_000) for m in (64, 256) for name in PASSES)
+        save("window_passes", "OMP_NUM_THREADS=1 python benchmarks/bench_windows.py --passes", rows)
+    else:
+        where = {"folder": None} if arguments.small else {}
+        save("windows", "python benchmarks/bench_windows.py", steps(arguments.small), **where)
+
+
+def steps(small):
+    yield from side_by_side(RESNET20, M, [name for name in STORAGES if name != "float32"])
+    for name in () if small else LARGE:  # in pairs: float32 takes 4.2 GiB of the 8 that are meant to be enough
+        yield from side_by_side(BERT_TINY, 256, [name])
+    for name in () if small else ("int8", "top-k 1 %"):
+        yield from (alone(BERT_TINY, M, name), training_step(name))
 
 
 if __name__ == "__main__":

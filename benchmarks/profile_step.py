@@ -15,7 +15,7 @@ from itertools import count
 import torch
 
 import mfac
-from timing import save, seconds, show
+from timing import save, seconds
 
 DAMPING = 1e-3  # where independent rows of norm 1 leave everything in float32
 SIZES = [(10_000, 64), (10_000, 1024), (100_000, 64), (100_000, 512), (270_000, 512), (1_000_000, 64), (1_000_000, 256)]
@@ -95,12 +95,8 @@ def profile(d, m, nothing):
 
 
 def main():
-    nothing, rows = step_times(*NOTHING), []
-    for d, m in SIZES:
-        rows.append(profile(d, m, nothing))
-        shares = {part: value / rows[-1]["whole_s"] for part, value in rows[-1]["parts_s"].items()}
-        show({key: value for key, value in rows[-1].items() if key != "parts_s"} | shares)
-    save("profile_step", "python benchmarks/profile_step.py", rows)
+    nothing = step_times(*NOTHING)
+    save("profile_step", "python benchmarks/profile_step.py", (profile(d, m, nothing) for d, m in SIZES))
 
 
 if __name__ == "__main__":

@@ -5,13 +5,11 @@ import re
 import sys
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
 from page_text import measured_on, seconds, table
 from timing import RESULTS
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a script, the folder of experiments is not on the path
+from experiments import drawing
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 IMAGES = PAGE.parent / "images"
@@ -81,21 +79,14 @@ def scaling():
         [f"{row['d']:,}", *(f"{seconds(row[f'{kind}_s'])} ({row[f'{kind}_ns_a_weight']:.0f} ns)" for kind in kinds)]
         for row in record["rows"]
     ]
-    _plot_scaling(record["rows"], kinds)
+    d = [row["d"] for row in record["rows"]]
+    curves = {kind.replace("_", " "): (d, [row[f"{kind}_s"] for row in record["rows"]]) for kind in kinds}
+    curves["linear"] = d, [record["rows"][0]["product_s"] * x / d[0] for x in d]
+    title = "Cost against the number of weights, m = 64, float32"
+    scales = {"xscale": "log", "yscale": "log"}
+    drawing.lines(IMAGES / "scaling.png", curves, x="weights d", y="seconds", title=title, **scales)
     heads = ["d", "set-up and diagonal (a weight)", "product", "update_and_apply"]
     return table(heads, rows) + "\n\n![time against d](images/scaling.png)\n\n" + measured_on(record)
-
-
-def _plot_scaling(rows, kinds):
-    figure, axes = plt.subplots(figsize=(6.5, 4.2), layout="constrained")
-    d = [row["d"] for row in rows]
-    for kind, style in zip(kinds, ("o-", "s--", "^:"), strict=True):
-        axes.loglog(d, [row[f"{kind}_s"] for row in rows], style, label=kind.replace("_", " "))
-    first = rows[0]["product_s"]
-    axes.loglog(d, [first * x / d[0] for x in d], color="gray", linewidth=0.8, label="linear")
-    axes.set(xlabel="weights d", ylabel="seconds", title="Cost against the number of weights, m = 64, float32")
-    axes.legend()
-    figure.savefig(IMAGES / "scaling.png", dpi=140)
 
 
 def pages():
@@ -190,7 +181,8 @@ def profile_step():
 
 
 def _plot_profile(rows, parts):
-    figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
+    figure, ((axes,),) = drawing.panels(size=(8, 4.2))
+    axes.grid(False)
     names = [f"d = {row['d']:,}\nm = {row['m']:,}" for row in rows]
     left = [0.0] * len(rows)
     for part, colour in zip(parts, ("#3066be", "#edae49", "#d1495b", "#bbbbbb"), strict=True):
@@ -204,7 +196,7 @@ def _plot_profile(rows, parts):
     axes.set_xticks(range(0, 101, 25))
     axes.invert_yaxis()
     figure.legend(loc="outside lower center", ncols=4, frameon=False)
-    figure.savefig(IMAGES / "profile_step.png", dpi=140)
+    drawing.save(figure, IMAGES / "profile_step.png")
 
 
 def peers():

@@ -4,7 +4,7 @@ import datetime
 import gc
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -12,6 +12,14 @@ import torch
 from mfac.app.runs.environment import environment as machine
 
 RESULTS = Path(__file__).parent / "results"
+
+
+def timed(action: Callable[..., object], *arguments: object) -> float:
+    """Seconds of a call: of the processor with one thread, which a busy machine disturbs least, else of the clock."""
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    began = clock()
+    action(*arguments)
+    return clock() - began
 
 
 def seconds(**candidates: Callable[[], object]) -> dict[str, float]:
@@ -29,9 +37,7 @@ def seconds(**candidates: Callable[[], object]) -> dict[str, float]:
         if not waiting:
             return best
         for name in waiting:
-            start = time.perf_counter()
-            candidates[name]()
-            elapsed = time.perf_counter() - start
+            elapsed = timed(candidates[name])
             best[name] = min(best.get(name, elapsed), elapsed)
             spent[name] += elapsed
             rounds[name] += 1
@@ -58,15 +64,22 @@ def environment() -> dict[str, object]:
     return {"date": datetime.date.today().isoformat(), **machine()}
 
 
-def save(name: str, command: str, rows: list[dict[str, object]], folder: Path = RESULTS) -> None:
-    """Writes NAME.json with the command and the environment, to benchmarks/results unless another folder is given."""
-    folder.mkdir(parents=True, exist_ok=True)
-    record = {"command": command, "environment": environment(), "rows": rows}
-    (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+def save(name: str, command: str, rows: Iterable[dict[str, object]], folder: Path | None = RESULTS) -> None:
+    """Writes NAME.json with the command and the environment; each row is shown as it comes. No folder: only shown."""
+    record = {"command": command, "environment": environment(), "rows": [shown(row) for row in rows]}
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
-def show(row: dict[str, object]) -> None:
-    """One line for people."""
-    print(
-        "  ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items())
-    )
+def shown(row: dict[str, object]) -> dict[str, object]:
+    """The same, after it was printed in one line for people; figures in parts have their own line in the file."""
+    flat = {key: value for key, value in row.items() if not isinstance(value, dict)}
+    figures = (f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in flat.items())
+    print("  ".join(figures), flush=True)
+    return row
+
+
+def in_seconds(times: dict[str, float]) -> dict[str, float]:
+    """{name_s: seconds}, as rows have them."""
+    return {f"{name}_s": value for name, value in times.items()}

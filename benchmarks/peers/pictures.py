@@ -1,6 +1,7 @@
 """The cells as pictures: time and memory against size with the machine's limits, errors, optimizers, pruning."""
 
-import math
+import sys
+from pathlib import Path
 
 import matplotlib
 
@@ -11,8 +12,11 @@ from matplotlib.lines import Line2D
 from peers import inverses, machine, steps, training
 from peers.tables import chosen, limits_of, time_of
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # of a script, the folder of experiments is not on the path
+from experiments import drawing
+
 NAMES = {"d": "weights d", "m": "gradients m"}
-OURS, THEIRS = "#0b6e4f", "#888888"
+THEIRS = "#888888"
 STYLES = {  # colour, marker
     "mfac": ("#0b6e4f", "o"),
     "mfac, float32": ("#4cc38a", "v"),
@@ -219,32 +223,18 @@ def _training(rows):
 
 
 def _pruning(rows):
-    cells = chosen(rows, "pruning")
-    sizes, methods = sorted({row["d"] for row in cells}), list(dict.fromkeys(row["method"] for row in cells))
-    figure, (losses, times) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
-    colours = {"mfac": OURS, "magnitude": THEIRS, "wanda": "#edae49", "diagonal": "#d1495b", "woodfisher": "#3066be"}
-    for place, method in enumerate(methods):
-        for group, d in enumerate(sizes):
-            row = next(row for row in cells if (row["method"], row["d"]) == (method, d))
-            at = group + (place - (len(methods) - 1) / 2) * 0.16
-            if row["outcome"] == "measured":
-                losses.bar(at, row["loss"], 0.15, color=colours[method])
-                times.bar(at, row["prune_s"], 0.15, color=colours[method])
-            else:
-                for axes in (losses, times):
-                    axes.text(at, 0.02, row["outcome"], rotation=90, ha="center", va="bottom", fontsize=8,
-                              color=colours[method], transform=axes.get_xaxis_transform(), clip_on=True)  # fmt: skip
-    for group, d in enumerate(sizes):
-        dense = next((row["dense_loss"] for row in cells if row["d"] == d and "dense_loss" in row), math.nan)
-        losses.plot([group - 0.45, group + 0.45], [dense, dense], "--", color="black", linewidth=1)
-    for axes in (losses, times):
-        axes.set_xlim(-0.5, len(sizes) - 0.5)
-        axes.set_xticks(range(len(sizes)), [f"{d:,} weights" for d in sizes])
-        axes.set_axisbelow(True)
-        axes.grid(True, axis="y", linewidth=0.3)
+    """Bars by size and method; what was not measured has none."""
+    cells = [row for row in chosen(rows, "pruning") if row["outcome"] == "measured"]
+    figure, ((losses, times),) = drawing.panels(1, 2, (11, 4.6))
+    for axes, key in ((losses, "loss"), (times, "prune_s")):
+        groups = {}
+        for row in cells:
+            groups.setdefault(f"{row['d']:,} weights", {})[row["method"]] = row[key]
+        for row in cells if key == "loss" else ():
+            groups[f"{row['d']:,} weights"]["before"] = row["dense_loss"]
+        drawing.draw_bars(axes, groups)
     times.set_yscale("log")
-    losses.set(ylabel="test loss", title="digits at 80 % sparsity, one shot (dashed: before)")
+    losses.set(ylabel="test loss", title="digits at 80 % sparsity, one shot")
     times.set(ylabel="seconds", title="time to prune")
-    handles = [plt.Rectangle((0, 0), 1, 1, color=colours[name], label=name) for name in methods]
-    figure.legend(handles=handles, loc="outside lower center", ncols=5, fontsize=9, frameon=False)
+    losses.legend(fontsize=8)
     return figure
