@@ -14,7 +14,6 @@ from mfac.fisher_blocks import FisherBlocks
 from mfac.gradients import accumulate_fisher, collect_gradients
 from mfac.gradients import collect as collect
 from mfac.gradients.losses import model_loss
-from mfac.static import StaticInverseFisher
 
 
 def batches_of(case, size):
@@ -197,18 +196,6 @@ def test_blocks_are_those_of_the_rows(per_sample):
     assert blocks.num_grads == 70
     for sums, wanted in zip(blocks.sums, expected.sums, strict=True):
         torch.testing.assert_close(sums, wanted)
-
-
-def test_operators_take_rows_files_and_blocks(tmp_path):
-    case = mlp(50)
-    rows = collect_gradients(case.model, case.loss_fn, [case.batch], 50, per_sample=True)
-    file = collect_gradients(case.model, case.loss_fn, [case.batch], 50, per_sample=True, out=tmp_path / "rows")
-    blocks = accumulate_fisher(case.model, case.loss_fn, [case.batch], 50, 8, per_sample=True)
-    x = torch.randn(66)
-    torch.testing.assert_close(StaticInverseFisher(file, 0.01) @ x, StaticInverseFisher(rows, 0.01) @ x)
-    blockwise = StaticInverseFisher(rows, 0.01, block_size=8, sizes=[35, 7, 21, 3])
-    # The two sum in different precisions, and agree to the promise of precision="auto".
-    torch.testing.assert_close(StaticInverseFisher(blocks, 0.01) @ x, blockwise @ x, rtol=1e-4, atol=1e-3)
 
 
 def test_blocks_that_do_not_fit(monkeypatch):

@@ -39,23 +39,18 @@ def stopping(after):
     return loss_fn
 
 
-@pytest.mark.parametrize("per_sample", [False, True])
-def test_the_file_holds_the_rows(path, per_sample):
+KEEP = {"0.weight": torch.arange(35).view(7, 5) % 2 > 0}
+
+
+@pytest.mark.parametrize("options", [{}, {"per_sample": True}, {"masks": KEEP, "dtype": torch.bfloat16}], ids=str)
+def test_the_file_holds_the_rows(path, options):
     case = mlp(30)
-    rows = collect_gradients(case.model, case.loss_fn, [case.batch], 30, per_sample=per_sample, cycle=True)
-    file = collect_gradients(case.model, case.loss_fn, [case.batch], 30, per_sample=per_sample, cycle=True, out=path)
+    rows = collect_gradients(case.model, case.loss_fn, [case.batch], 30, cycle=True, **options)
+    file = collect_gradients(case.model, case.loss_fn, [case.batch], 30, cycle=True, out=path, **options)
     assert isinstance(file, GradientFile)
+    assert file.dtype == rows.dtype
     torch.testing.assert_close(file.read_rows(0, 30), rows)
-
-
-def test_rows_in_bfloat16_with_masks(path):
-    case = mlp()
-    keep = {"0.weight": torch.rand(7, 5) > 0.5}
-    options = {"per_sample": True, "masks": keep, "dtype": torch.bfloat16}
-    rows = collect_gradients(case.model, case.loss_fn, [case.batch], 6, **options)
-    file = collect_gradients(case.model, case.loss_fn, [case.batch], 6, out=path, **options)
-    assert file.dtype == torch.bfloat16
-    assert torch.equal(file.read_columns(0, file.dim), rows)
+    assert torch.equal(file.read_columns(0, file.dim), file.read_rows(0, 30))
 
 
 @pytest.mark.parametrize("mode", ["batch", "sample"])
@@ -156,23 +151,16 @@ def test_a_file_made_with_something_else_is_refused(path, change, named):
         collect_gradients(**(given | change(case)))
 
 
-def test_a_file_made_by_hand_is_refused(path):
+def test_files_that_cannot_be_written(path, tmp_path):
+    case = mlp()
     GradientFile.create(path, 1, 66)
-    case = mlp()
-    with pytest.raises(ValueError, match="was not made by collect_gradients; choose another out="):
-        collect_gradients(case.model, case.loss_fn, [case.batch], 1, out=path)
-
-
-def test_a_directory_that_is_not_there(tmp_path):
-    case = mlp()
-    with pytest.raises(FileNotFoundError, match="out= needs a directory that exists"):
-        collect_gradients(case.model, case.loss_fn, [case.batch], 1, out=tmp_path / "nowhere" / "rows")
-
-
-def test_a_disk_that_is_too_full(path):
-    case = mlp()
-    with pytest.raises(OSError, match=r"rows take .* and the disk has .* left; collect fewer rows"):
-        collect_gradients(case.model, case.loss_fn, [case.batch], 10**13, out=path)
+    for count, out, error, message in (
+        (1, path, ValueError, "was not made by collect_gradients; choose another out="),
+        (1, tmp_path / "nowhere" / "rows", FileNotFoundError, "out= needs a directory that exists"),
+        (10**13, tmp_path / "large", OSError, r"rows take .* and the disk has .* left; collect fewer rows"),
+    ):
+        with pytest.raises(error, match=message):
+            collect_gradients(case.model, case.loss_fn, [case.batch], count, out=out)
 
 
 def test_methods_other_than_the_first_choice_are_gone_on_with(path):

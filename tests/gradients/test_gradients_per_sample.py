@@ -52,14 +52,6 @@ def test_hugging_face_gpt2():
     assert_same_rows(collect(case, method="vmap"), expected_rows(case))
 
 
-def test_packed_sequences_fall_back_with_one_warning():
-    case = CASES["packed"](20)
-    with pytest.warns(UserWarning, match="taken one by one, because vmap cannot map this model: .*") as caught:
-        rows = collect(case, chunk_size=4)
-    assert len(caught) == 1
-    torch.testing.assert_close(rows, expected_rows(case), rtol=0, atol=0)
-
-
 def test_method_vmap_says_what_cannot_be_mapped():
     with pytest.raises(ValueError, match=r'method="vmap" cannot map this model: .*; use method="auto"'):
         collect(CASES["packed"](), method="vmap")
@@ -82,24 +74,6 @@ def test_layers_whose_outputs_are_changed_in_place():
     assert_same_rows(collect(case, method="vmap"), expected_rows(case))
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.parametrize("what", ["matrix", "vector", "module", "whole model"])
-def test_backward_hooks_fall_back(what):
-    case = mlp()
-    if what == "matrix":
-        case.model[0].weight.register_hook(lambda grad: grad * 2)
-    elif what == "vector":
-        case.model[2].bias.register_hook(lambda grad: grad * 2)
-    elif what == "module":
-        case.model[1].register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * 2,))
-    else:
-        case.model.register_full_backward_pre_hook(lambda module, outputs: (outputs[0] * 2,))
-    name = {"matrix": "0.weight", "vector": "2.bias", "module": "the module 1", "whole model": "the model"}[what]
-    with pytest.warns(UserWarning, match=f"cannot map this model: {name} has a backward hook"):
-        rows = collect(case)
-    assert_same_rows(rows, expected_rows(case))
-
-
 class Holding(nn.Module):
     """Uses its parameters through a list, where no copies of them can be put."""
 
@@ -112,6 +86,11 @@ class Holding(nn.Module):
         return torch.tanh(x @ self.held[0] + self.held[1])
 
 
+def hooked(register) -> Case:
+    register(case := mlp())
+    return case
+
+
 def used_by_a_closure() -> Case:
     case = mlp()
     scale = nn.Parameter(torch.ones(3))
@@ -119,12 +98,78 @@ def used_by_a_closure() -> Case:
     return case._replace(loss_fn=lambda m, b: nn.functional.cross_entropy(m(b[0]) * scale, b[1]))
 
 
-@pytest.mark.parametrize("build", [lambda: mlp()._replace(model=Holding()), used_by_a_closure])
-def test_parameters_that_are_used_by_another_reference_fall_back(build):
+def of_outputs(change) -> Case:
+    return mlp()._replace(loss_fn=lambda m, b: nn.functional.cross_entropy(change(m(b[0])), b[1]))
+
+
+def doubling(x: Tensor) -> Tensor:
+    x.register_hook(lambda grad: 2 * grad)
+    return x
+
+
+def drawn_factors(x: Tensor) -> Tensor:
+    """The same for each sample; mapped, each would have had its own."""
+    return x * torch.rand(3, generator=torch.Generator().manual_seed(1))
+
+
+def backward_in_the_loss(model: nn.Module, batch) -> Tensor:
+    inputs = batch[0].clone().requires_grad_()
+    torch.autograd.backward(cross_entropy(model, (inputs, batch[1])), inputs=[inputs])
+    return cross_entropy(model, (batch[0] + inputs.grad, batch[1]))
+
+
+def twice(grad):
+    return grad * 2
+
+
+NO_MAP = "taken one by one, because vmap cannot map this model: "
+REFERENCE = "is used by another reference than the module's own"
+UNMAPPED = {
+    "packed sequences": (CASES["packed"], NO_MAP),
+    "hook of a matrix": (
+        lambda: hooked(lambda c: c.model[0].weight.register_hook(twice)),
+        "0.weight has a backward hook",
+    ),
+    "hook of a vector": (lambda: hooked(lambda c: c.model[2].bias.register_hook(twice)), "2.bias has a backward hook"),
+    "hook of a module": (
+        lambda: hooked(lambda c: c.model[1].register_full_backward_hook(lambda module, dx, dy: (dx[0] * 2,))),
+        "the module 1 has a backward hook",
+    ),
+    "hook of the model": (
+        lambda: hooked(lambda c: c.model.register_full_backward_pre_hook(lambda module, dy: (dy[0] * 2,))),
+        "the model has a backward hook",
+    ),
+    "held parameters": (lambda: mlp()._replace(model=Holding()), f"weight {REFERENCE}"),
+    "a parameter in a closure": (used_by_a_closure, f"scale {REFERENCE}"),
+    "a generator of its own": (lambda: of_outputs(drawn_factors), "rand draws from a generator of its own"),
+    "hook of an output": (lambda: of_outputs(doubling), NO_MAP),
+    "backward in the loss": (lambda: mlp()._replace(loss_fn=backward_in_the_loss), NO_MAP),
+    "scripted": (lambda: mlp()._replace(model=torch.jit.script(mlp().model)), "it has a scripted module"),
+    "traced": (
+        lambda: mlp()._replace(model=torch.jit.trace(mlp().model, torch.zeros(1, 5))),
+        "it has a scripted module",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing", "ignore:.*torch.jit")
+@pytest.mark.parametrize(("build", "message"), UNMAPPED.values(), ids=UNMAPPED)
+def test_what_cannot_be_mapped_is_taken_one_by_one_with_one_warning(build, message):
     case = build()
-    with pytest.warns(UserWarning, match="(weight|scale) is used by another reference than the module's own"):
-        rows = collect(case)
+    with pytest.warns(UserWarning, match=message) as caught:
+        rows = collect(case, chunk_size=4)
+    assert sum("one by one" in str(warning.message) for warning in caught) == 1
     assert_same_rows(rows, expected_rows(case))
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+def test_a_hook_of_all_modules_is_not_mapped():
+    handle = nn.modules.module.register_module_full_backward_hook(lambda module, dx, dy: None)
+    try:
+        with pytest.warns(UserWarning, match="taken one by one"):
+            collect(mlp())
+    finally:
+        handle.remove()
 
 
 def test_an_error_of_the_loss_itself_is_the_one_that_is_raised():
@@ -198,19 +243,6 @@ def test_the_padding_entry_of_every_sample_has_no_gradient(options):
         assert_same_rows(collect(case, method="vmap"), expected_rows(case))
 
 
-def test_a_loss_with_a_generator_of_its_own_falls_back():
-    """Each sample is multiplied by the same draw; mapped, each would have had its own."""
-
-    def loss(model: nn.Module, batch) -> Tensor:
-        factors = torch.rand(5, generator=torch.Generator().manual_seed(1))
-        return nn.functional.cross_entropy(model(batch[0] * factors), batch[1])
-
-    case = mlp()._replace(loss_fn=loss)
-    with pytest.warns(UserWarning, match="rand draws from a generator of its own"):
-        rows = collect(case)
-    assert_same_rows(rows, expected_rows(case))
-
-
 def test_chunks_of_one_and_no_warning_at_all():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -229,44 +261,3 @@ def test_chunks_of_one_and_no_warning_at_all():
 def test_batches_that_cannot_be_cut(batch, message):
     with pytest.raises(ValueError, match=message):
         collect_gradients(mlp().model, cross_entropy, [batch], 2, per_sample=True)
-
-
-def doubling(x: Tensor) -> Tensor:
-    x.register_hook(lambda grad: 2 * grad)
-    return x
-
-
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.parametrize("what", ["tensor hook", "hook of all modules", "backward in the loss"])
-def test_other_models_that_cannot_be_mapped(what):
-    case = mlp()
-    handle = None
-    if what == "tensor hook":
-        case = case._replace(loss_fn=lambda m, b: nn.functional.cross_entropy(doubling(m(b[0])), b[1]))
-    elif what == "backward in the loss":
-
-        def loss_fn(model, batch):
-            inputs = batch[0].clone().requires_grad_()
-            torch.autograd.backward(cross_entropy(model, (inputs, batch[1])), inputs=[inputs])
-            return cross_entropy(model, (batch[0] + inputs.grad, batch[1]))
-
-        case = case._replace(loss_fn=loss_fn)
-    else:
-        handle = nn.modules.module.register_module_full_backward_hook(lambda module, dx, dy: None)
-    try:
-        with pytest.warns(UserWarning, match="taken one by one"):
-            rows = collect(case)
-        assert_same_rows(rows, expected_rows(case))
-    finally:
-        if handle is not None:
-            handle.remove()
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit")
-@pytest.mark.parametrize("compile", [torch.jit.script, lambda model: torch.jit.trace(model, torch.zeros(1, 5))])
-def test_scripted_and_traced_modules(compile):
-    case = mlp()
-    case = case._replace(model=compile(case.model))
-    with pytest.warns(UserWarning, match="it has a scripted module"):
-        rows = collect(case)
-    assert_same_rows(rows, expected_rows(case))
