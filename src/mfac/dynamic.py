@@ -9,17 +9,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from mfac.damage import count_of, reading, tensor_of
 from mfac.dual import DualBlocks
-from mfac.inverse_fisher import InverseFisher, Ranks, check_damping, ranks_of
+from mfac.inverse_fisher import InverseFisher, check_count, check_damping, ranks_of
 from mfac.pages import BlockRun
 from mfac.precision import Precision, check_dense, check_precision, is_sensitive, needs_float64, product_dtype
+from mfac.products import squared_norm
 from mfac.sliding import SlidingInverse
 from mfac.windows.plain import DTYPES
-from mfac.windows.rows import SavedRows
+from mfac.windows.rows import squared_norms
 from mfac.windows.storage import Window, as_devices, as_kind, build_rows, check_wider, saved_rows
 
 Normalize = Literal["seen", "full", "sum"]
-SHORT_ROW = 1 << 14  # up to here float32 is as good for a sum of squares as it is for products
 
 
 class NonFiniteGradientError(RuntimeError):
@@ -69,8 +70,8 @@ class DynamicInverseFisher(InverseFisher):
         arguments = {"num_grads": num_grads, "damping": damping, "dtype": dtype, "normalize": normalize}
         self._ranks.agree_on({"the window": {**arguments, "window": window, "precision": precision}})
         with self._ranks.together("building the window"):
-            _check_count("num_grads", num_grads)
-            _check_count("dim", dim)
+            check_count("num_grads", num_grads)
+            check_count("dim", dim)
             check_precision(precision)
             if normalize not in ("seen", "full", "sum"):
                 raise ValueError(f"normalize must be 'seen', 'full' or 'sum', not {normalize!r}")
@@ -141,7 +142,7 @@ class DynamicInverseFisher(InverseFisher):
         Raises:
             MemoryError: the wider window does not fit beside the present one.
         """
-        _check_count("extra", extra)
+        check_count("extra", extra)
         check_wider(self._rows, extra)
         self._rows = self._rows.widened(extra)
         self._dim, self._snapshot = self._dim + extra, None
@@ -213,25 +214,34 @@ class DynamicInverseFisher(InverseFisher):
             ValueError: the state is of another window, its rows do not match its products, or they have numbers that
                 this storage cannot hold. Nothing has changed.
         """
-        for name, value in {"num_grads": self.num_grads, "dim": self._dim, "normalize": self._normalize}.items():
-            if state.get(name) != value:
-                raise ValueError(
-                    f"the state was saved with {name}={state.get(name)!r}, this window has {name}={value!r}; build the "
-                    "operator with the saved value"
-                )
-        saved, n = saved_rows(state["rows"]), int(state["num_seen"])
-        _check_products(self._ranks, saved, state["gram"].diagonal()[:n].to(self.device))
+        with self._ranks.together("reading the state"), reading("the state of the window"):
+            for name, value in {"num_grads": self.num_grads, "dim": self._dim, "normalize": self._normalize}.items():
+                if state[name] != value:
+                    raise ValueError(
+                        f"the state was saved with {name}={state[name]!r}, this window has {name}={value!r}; build the "
+                        "operator with the saved value"
+                    )
+            damping, n = check_damping(state["damping"], self.dtype), count_of(state, "num_seen", 0, self.num_grads)
+            updates = count_of(state, "updates", n, n if n < self.num_grads else math.inf)
+            square = self._inverse.K.shape
+            gram, inverse = tensor_of(state, "gram", square), tensor_of(state, "inverse", square)
+            rough = tensor_of(state, "rough", square[:1]).nonzero().flatten().tolist()
+            fresh = SlidingInverse(self.num_grads, self.device)
+            held, age = inverse if state["inverse_held"] else None, count_of(state, "age")
+            fresh.restore(gram, n, self._divisor(n) * damping, held, age, bool(state["factor_held"]))
+            saved, sensitive = saved_rows(state["rows"]), bool(state["sensitive"])
+            squares = squared_norms(saved, n, self._dim).to(self.device)
+        if n and not torch.allclose(self._ranks.sum_(squares), fresh.K.diagonal()[:n], rtol=1e-3, atol=0):
+            piece = "" if self._ranks.size == 1 else ", or the state of one rank was loaded on another"
+            raise ValueError(
+                "the saved rows do not match the saved products: the window was updated after state_dict(), whose rows "
+                f"are its own memory{piece}; save the state, or deep-copy it, before the next update"
+            )
         with self._ranks.together("loading the rows"):
-            converted = self._rows.load(saved, n)
-        converted = self._ranks.any(converted, self.device)
-        self._damping = float(state["damping"])
-        self._updates = int(state["updates"])
-        self._rough = set(state["rough"].nonzero().flatten().tolist())
-        self._sensitive = bool(state["sensitive"])
-        self._snapshot = None
-        shift = self._divisor(n) * self.damping
-        inverse = state["inverse"] if state["inverse_held"] else None
-        self._inverse.restore(state["gram"], n, shift, inverse, int(state["age"]), bool(state["factor_held"]))
+            self._rows.check(saved, n)
+        converted = self._ranks.any(self._rows.load(saved, n), self.device)
+        self._damping, self._updates, self._inverse = damping, updates, fresh
+        self._rough, self._sensitive, self._snapshot = set(rough), sensitive, None
         if converted:
             self._rough = set(range(n))
             self._polish()
@@ -273,7 +283,7 @@ class DynamicInverseFisher(InverseFisher):
     def _products(self, n: int, k: int, row: Float[Tensor, " d"], dtype: torch.dtype) -> Float[Tensor, " n"]:
         """The products of n rows with one that takes the place of row k."""
         column = self._rows.project(n, row, dtype)
-        column[k] = _squared_norm(row, dtype)
+        column[k] = squared_norm(row, dtype)
         return self._ranks.sum_(column)
 
     def _factored(self, k: int) -> float:
@@ -290,11 +300,7 @@ class DynamicInverseFisher(InverseFisher):
         return product_dtype(self._precision, vector, self.dtype, least)
 
     def _judge(self, sensitivity: float) -> bool:
-        """Switches to float64 where steps have become too sensitive for float32, and back when that is over.
-
-        Returns:
-            Whether the products that were made in float32 have to be made anew.
-        """
+        """Switches to float64 and back, as steps need it; whether products have to be made anew for that."""
         if self._precision == "auto":
             self._sensitive = is_sensitive(sensitivity, self._sensitive)
         return self._precision == "auto" and self._sensitive and bool(self._rough)
@@ -349,7 +355,7 @@ class DynamicInverseFisher(InverseFisher):
 
     def set_damping(self, damping: float) -> None:
         """Assigns λ without factoring: where it is too small, the next answer raises and not this call."""
-        self._damping, self._snapshot = check_damping(damping), None
+        self._damping, self._snapshot = check_damping(damping, self.dtype), None
         self._inverse.reset(self._divisor(max(self.num_seen, 1)) * self.damping)
 
     def _refactor(self, old_damping: float) -> None:
@@ -389,28 +395,3 @@ class DynamicInverseFisher(InverseFisher):
             raise ValueError(f"a gradient must be [{self._dim}], not {list(g.shape)}")
         if g.device != self.device:
             raise ValueError(f"the gradient is on {g.device}, the window on {self.device}; move it with .to(op.device)")
-
-
-def _squared_norm(row: Float[Tensor, " d"], dtype: torch.dtype) -> Float[Tensor, ""]:
-    """In float64; for a short row as the products with other rows, which loses no more."""
-    if row.dtype == dtype == torch.float32 and len(row) <= SHORT_ROW:
-        return torch.dot(row, row)
-    return torch.linalg.vector_norm(row, dtype=torch.float64).square()
-
-
-def _check_count(name: str, value: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be a positive int, not {value!r}")
-
-
-def _check_products(ranks: Ranks, saved: SavedRows, squares: Float[Tensor, " n"]) -> None:
-    """Refuses rows whose squared norms are not those on the diagonal of the saved Gram matrix."""
-    norms = torch.zeros_like(squares)  # not a list: small tensors between large ones that are freed break up the heap
-    for k in range(len(squares)):
-        norms[k] = torch.linalg.vector_norm(saved.row(k), dtype=torch.float64)
-    if len(norms) and not torch.allclose(ranks.sum_(norms.square()), squares, rtol=1e-3, atol=0):
-        piece = "" if ranks.size == 1 else ", or the state of one rank was loaded on another"
-        raise ValueError(
-            "the saved rows do not match the saved products: the window was updated after state_dict(), whose rows are "
-            f"its own memory{piece}; save the state, or deep-copy it, before the next update"
-        )

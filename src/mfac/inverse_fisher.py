@@ -203,6 +203,12 @@ def check_damping(damping: float, dtype: torch.dtype = torch.float64) -> float:
     return value
 
 
+def check_count(name: str, value: int) -> None:
+    """Raises ValueError unless it is a positive int."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be a positive int, not {value!r}")
+
+
 class Ranks:
     """The processes that share a matrix by its columns. This is one process alone: nothing is ever sent.
 

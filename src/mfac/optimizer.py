@@ -13,6 +13,7 @@ from torch.distributed import ProcessGroup
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from mfac.columns import columns_of, like, local, parameter_ranks
+from mfac.damage import reading
 from mfac.dynamic import Normalize
 from mfac.parameter_groups import check_group, gradients_of, group_parameters, name_parameters, read_state
 from mfac.parameter_window import Damping, NonFinite, ParameterWindow, Windowed, row_dtype, trainable
@@ -147,15 +148,19 @@ class WindowOptimizer(Windowed, Optimizer, ABC):
 
     def _load_window(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Loads the window of a saved state; returns the rest, by parameter, so that torch does not cast it."""
-        shared, entries = read_state(state_dict, self.param_groups)
+        with reading("the state of the optimizer"):
+            shared, entries = read_state(state_dict, self.param_groups)
         rows = {tensor: entry for tensor, entry in entries.items() if entry.keys() & {"rows", "columns"}}
-        self._window.load_state(shared, rows, name_parameters(self.param_groups))
         for tensor, entry in entries.items():
             kept = {key: deepcopy(value) for key, value in entry.items() if key not in WINDOW_ENTRIES}
             if self.buffer in kept:
                 dtype = self._window.operator.dtype
                 kept[self.buffer] = like(f"a {self.buffer}", kept[self.buffer], tensor, dtype)
+                if kept[self.buffer].shape != tensor.shape:
+                    shapes = f"{list(kept[self.buffer].shape)} of a parameter {list(tensor.shape)}"
+                    raise ValueError(f"the state has a {self.buffer} {shapes}; was it saved with another model?")
             entries[tensor] = kept
+        self._window.load_state(shared, rows, name_parameters(self.param_groups))
         return {**state_dict, "state": entries}
 
     def _options(self) -> list[dict[str, Any]]:

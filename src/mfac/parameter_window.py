@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from mfac.columns import Columns, columns_of, like, local, parameter_ranks
+from mfac.damage import count_of, reading
 from mfac.dynamic import DynamicInverseFisher, NonFiniteGradientError, Normalize
+from mfac.inverse_fisher import check_count
 from mfac.layout import ParameterLayout
 from mfac.parameter_groups import Groups, name_masks, name_parameters
 from mfac.precision import EPS64, PRODUCT_TOLERANCE, Precision
@@ -55,8 +57,7 @@ class ParameterWindow:
             schedule = first if callable(damping) else None
             options = {"update_every": update_every, "nonfinite": nonfinite, "schedule": schedule, **(agreed or {})}
             self.ranks.agree_on({"the options of the window": options, **describe(named, found)})
-        if not isinstance(update_every, int) or isinstance(update_every, bool) or update_every < 1:
-            raise ValueError(f"update_every must be a positive int, not {update_every!r}")
+        check_count("update_every", update_every)
         if nonfinite not in ("raise", "skip"):
             raise ValueError(f"nonfinite must be 'raise' or 'skip', not {nonfinite!r}")
         # The name of this rank's own part of a state; None where there is only one.
@@ -210,17 +211,24 @@ class ParameterWindow:
 
         `named` are all parameters, which need not be in the window yet. On an error nothing has changed.
         """
-        with self.ranks.together("loading the window"):
+        with self.ranks.together("loading the window"), reading("the state of the window"):
+            counts = {name: count_of(shared, name) if name in shared else 0 for name in ("calls", "skipped", "raised")}
             for name, tensor in named.items():
                 if tensor in states:
                     self._check_state(name, tensor, states[tensor])
-        if not states.keys() <= self.columns.covered:
-            self.cover({name: tensor for name, tensor in named.items() if tensor in states})
-        with self.ranks.together("loading the window"):
-            rows = self._compressed(shared["rows"], states) if "rows" in shared else self._pieces(shared, states)
-        operator_state = {key: value for key, value in shared.items() if key not in ("calls", "skipped", "raised")}
-        self.operator.load_state_dict({**operator_state, "dim": self.columns.dim, "rows": rows})
-        self.calls, self.skipped, self.raised = (int(shared.get(key, 0)) for key in ("calls", "skipped", "raised"))
+        before = self.columns, self.masks.copy(), vars(self.operator).copy()
+        try:
+            if not states.keys() <= self.columns.covered:
+                self.cover({name: tensor for name, tensor in named.items() if tensor in states})
+            with self.ranks.together("loading the window"), reading("the state of the window"):
+                rows = self._compressed(shared["rows"], states) if "rows" in shared else self._pieces(shared, states)
+            operator_state = {key: value for key, value in shared.items() if key not in counts}
+            self.operator.load_state_dict({**operator_state, "dim": self.columns.dim, "rows": rows})
+        except BaseException:
+            self.columns, self.masks = before[:2]
+            vars(self.operator).update(before[2])
+            raise
+        self.calls, self.skipped, self.raised = counts.values()
 
     def _pieces(self, shared: Mapping[str, Any], states: States) -> list[Tensor]:
         zero = torch.zeros(int(shared["num_grads"]), 1, dtype=next(iter(states.values()))["rows"].dtype)

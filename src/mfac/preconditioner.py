@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.optim.optimizer import ParamsT
 
+from mfac.damage import reading
 from mfac.dynamic import Normalize
 from mfac.parameter_groups import gradients_of, group_parameters
 from mfac.parameter_window import Damping, NonFinite, ParameterWindow, Windowed
@@ -78,5 +79,6 @@ class MFACPreconditioner(Windowed):
         tensors, states = self._window.columns.tensors, state_dict["state"]
         if len(tensors) != len(states):
             raise ValueError(f"the state is of {len(states)} parameters, and there are {len(tensors)} here")
-        saved = {tensors[int(i)]: state for i, state in states.items()}
+        with reading("the state of the preconditioner"):
+            saved = {tensors[int(i)]: state for i, state in states.items()}
         self._window.load_state(state_dict["window"], saved, self._window.columns.named)

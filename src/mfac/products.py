@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+SHORT_ROW = 1 << 14  # up to here float32 is as good for a sum of squares as it is for products
 TILE = 1 << 20  # numbers in a tile: 8 MiB in float64
 TILE_COLUMNS = 1 << 16  # long enough to read memory in order, short enough for many rows
 GRAM_COLUMNS = 1 << 14  # a Gram matrix sums over columns, so long tiles are good
@@ -184,3 +185,10 @@ def _multiply_lower(L: Float[Tensor, "m m"], X: Float[Tensor, "m d"], out: Float
 
 def _row_blocks(m: int, height: int) -> Iterator[slice]:
     return (slice(top, min(top + height, m)) for top in range(0, m, height))
+
+
+def squared_norm(row: Float[Tensor, " d"], dtype: torch.dtype) -> Float[Tensor, ""]:
+    """In float64; for a short row as the products with other rows, which loses no more."""
+    if row.dtype == dtype == torch.float32 and len(row) <= SHORT_ROW:
+        return torch.dot(row, row)
+    return torch.linalg.vector_norm(row, dtype=torch.float64).square()

@@ -84,6 +84,37 @@ def test_drift_is_noticed_and_repaired():
     assert torch.allclose(step, exact, rtol=1e-9)
 
 
+DAMAGE = [
+    (None, {"num_seen": 99}, "the saved num_seen must be an int from 0 to 8, not 99"),
+    (None, {"num_seen": True}, "the saved num_seen must be an int"),
+    (None, {"updates": 3}, "the saved updates must be an int of 8 or more, not 3"),
+    (None, {"age": -1}, "the saved age must be an int of 0 or more"),
+    (None, {"gram": torch.full((8, 8), float("nan"))}, r"the saved gram must be a tensor \[8, 8\] of finite numbers"),
+    (None, {"gram": -torch.eye(8)}, "do not match|not positive definite"),
+    (None, {"inverse": None}, "the saved inverse must be a tensor"),
+    (None, {"rough": torch.zeros(3)}, r"the saved rough must be a tensor \[8\]"),
+    (None, {"damping": 0.0}, "damping must be positive"),
+    (None, {"rows": torch.zeros(8, 5)}, r"a saved row has \[5\] numbers for 30 weights"),
+    (None, {"rows": None}, "the state of the window is damaged"),
+    (torch.int8, {"codes": None}, "the state of the window is damaged"),
+    (torch.int8, {"scales": torch.zeros(2, 2)}, "the saved scales must be a tensor"),
+    (mfac.TopK(0.2), {"indices": torch.full((8, 6), 40, dtype=torch.int16)}, "outside of 30 columns"),
+    (mfac.TopK(0.2), {"values": torch.zeros(8, 7)}, r"the saved values must be a tensor \[8, 6\]"),
+]
+
+
+@pytest.mark.parametrize(("kind", "damage", "message"), DAMAGE)
+def test_a_damaged_state_is_refused_and_changes_nothing(kind, damage, message):
+    state = fill(window(window=kind), mixed(8, 30, seed=1)).state_dict()
+    state = {**state, "rows": {**state["rows"], **damage}} if kind else {**state, **damage}
+    op, other = (fill(window(window=kind), mixed(9, 30)) for _ in range(2))
+    with pytest.raises(ValueError, match=message):
+        op.load_state_dict(state)
+    assert same(op.state_dict(), other.state_dict())
+    with pytest.raises(ValueError, match="is damaged, or something else: 'dim' is missing"):
+        op.load_state_dict({name: value for name, value in state.items() if name != "dim"})
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -225,3 +225,22 @@ def test_killed_five_times_and_resumed_the_final_weights_are_the_same_bits(tmp_p
     assert marks["killed"] > MARKS * STEPS  # lost steps were taken again
     expected, found = (torch.load(tmp_path / name / "final.pt", weights_only=True) for name in ("whole", "killed"))
     assert same(found, expected)
+
+
+@every_optimizer
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"num_seen": 99}, "the saved num_seen must be an int from 0 to"),
+        ({"calls": -1}, "the saved calls must be an int of 0 or more, not -1"),
+        ({"gram": torch.zeros(2, 2)}, "the saved gram must be a tensor"),
+        ({"num_grads": 3}, "num_grads=3"),
+    ],
+)
+def test_a_damaged_state_is_refused_and_changes_nothing(build, damage, message):
+    _, optimizer = trained(build, 9)
+    state, before = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(optimizer.state_dict())
+    next(entry for entry in [state, *state["state"].values()] if "window" in entry)["window"].update(damage)
+    with pytest.raises(ValueError, match=message):
+        optimizer.load_state_dict(state)
+    assert same(optimizer.state_dict(), before)

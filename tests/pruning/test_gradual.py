@@ -126,6 +126,9 @@ def test_a_step_that_fails_midway_leaves_what_is_complete_and_can_be_called_agai
         ({"schedule": [0.5]}, r"saved with schedule \[0.5\], this pruner has .*build it with the same"),
         ({"seed": 3}, "saved with seed 3, this pruner has 0"),
         ({"masks": {"zzz": torch.ones(2, 2).bool()}}, "'zzz' matches no parameter of the model"),
+        ({"steps_done": 99}, "the saved steps_done must be an int from 0 to [0-9], not 99"),
+        ({"history": [[{"lost": 1}]]}, "the state of the pruner is damaged"),
+        ({"generators": [None]}, "the state of the pruner is damaged"),
     ],
 )
 def test_states_of_something_else(change, message):
@@ -133,7 +136,9 @@ def test_states_of_something_else(change, message):
     before = state_of(model)
     with pytest.raises(ValueError, match=message):
         pruner.load_state_dict(pruner.state_dict() | change)
-    with pytest.raises(ValueError, match="not a state of a GradualPruner: generators, history, masks, schedule"):
+    with pytest.raises(
+        ValueError, match="the state of the pruner is damaged, or something else: 'schedule' is missing"
+    ):
         pruner.load_state_dict({"steps_done": 1, "seed": 0})
     assert pruner.steps_done == 0
     assert same(state_of(model), before)

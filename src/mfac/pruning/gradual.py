@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mfac.damage import count_of, reading
 from mfac.gradients.batches import Batch
 from mfac.gradients.collect import Fisher
 from mfac.gradients.losses import LossFn
@@ -104,17 +105,21 @@ class GradualPruner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resumes from a saved state; load those of the model and the optimizer as well, in any order."""
-        missing = {"schedule", "steps_done", "seed", "masks", "history", "generators"} - set(state)
-        if missing:
-            raise ValueError(f"this is not a state of a GradualPruner: {', '.join(sorted(missing))} missing")
-        for name, ours in (("schedule", list(self.schedule)), ("seed", self._seed)):
-            if state[name] != ours:
-                raise ValueError(f"saved with {name} {state[name]}, this pruner has {ours}; build it with the same")
-        if state["masks"]:
-            self._hold(matched_masks(self._model, state["masks"]))
-        self.steps_done = state["steps_done"]
-        self.history = [[StepRecord(**record) for record in records] for records in state["history"]]
-        for loader, saved in zip((self._batches, self._options.bn_batches), state["generators"], strict=True):
+        with reading("the state of the pruner"):
+            for name, ours in (("schedule", list(self.schedule)), ("seed", self._seed)):
+                if state[name] != ours:
+                    raise ValueError(f"saved with {name} {state[name]}, this pruner has {ours}; build it with the same")
+            masks = matched_masks(self._model, state["masks"]) if state["masks"] else {}
+            steps_done = count_of(state, "steps_done", 0, len(self.schedule))
+            history = [[StepRecord(**record) for record in records] for records in state["history"]]
+            loaders = [(self._batches, state["generators"][0]), (self._options.bn_batches, state["generators"][1])]
+            for loader, saved in loaders:
+                if saved is not None and generator_state(loader) is not None:
+                    torch.Generator(loader.generator.device).set_state(saved)  # type: ignore[union-attr]
+        if masks:
+            self._hold(masks)
+        self.steps_done, self.history = steps_done, history
+        for loader, saved in loaders:
             set_generator_state(loader, saved)
 
     def _took(self, result: PruningResult) -> None:

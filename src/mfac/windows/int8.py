@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from mfac.damage import count_of, tensor_of
 from mfac.windows import native
 from mfac.windows.rows import Rows, SavedRows, StoredRow
 
@@ -135,13 +136,17 @@ class Int8Rows(Rows):
     @classmethod
     def of_state(cls, state: dict[str, Any]) -> "Int8Rows":
         """Reads a saved state, in its own memory."""
-        if state["codes"].ndim != 2:
+        codes = state["codes"]
+        if codes.ndim != 2:
             raise ValueError(
-                f"the codes of int8 rows must be [m, d], not {list(state['codes'].shape)}: the state is of an earlier "
+                f"the codes of int8 rows must be [m, d], not {list(codes.shape)}: the state is of an earlier "
                 "version; load it there into a window of torch.bfloat16, and save that"
             )
         kind = Int8(int(state["block"]), bool(state["stochastic"]), int(state["seed"]))
-        return cls(kind, state["codes"], state["scales"], int(state["written"]))
+        if codes.dtype != torch.int8:
+            raise TypeError(f"codes are {codes.dtype}")
+        scales = tensor_of(state, "scales", (kind.blocks(codes.shape[1]), len(codes)))
+        return cls(kind, codes, scales, count_of(state, "written"))
 
     def load(self, saved: SavedRows, n: int) -> bool:
         """Copies codes that have the same blocks; quantizes other rows anew."""

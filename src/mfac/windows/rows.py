@@ -103,23 +103,32 @@ class Rows(ABC):
 
     @abstractmethod
     def load(self, saved: SavedRows, n: int) -> bool:
-        """Takes over n saved rows; returns whether they had to be converted.
+        """Takes over n saved rows, which `check` has passed; returns whether they had to be converted."""
 
-        Raises:
-            ValueError: a row has numbers that this storage cannot hold. Nothing has changed.
-        """
-
-    def _store(self, saved: SavedRows, n: int, encode: Callable[[Tensor], StoredRow]) -> None:
-        """Encodes and writes n saved rows, if this storage can hold all of them."""
-        for k in range(n):
-            stored = encode(saved.row(k).to(self.device))
+    def check(self, saved: SavedRows, n: int) -> None:
+        """Raises ValueError if a saved row has numbers that this storage cannot hold; nothing changes."""
+        for k in range(0 if saved.kind == self.kind else n):
+            stored = self.encode(saved.row(k).to(self.device))
             if not bool(torch.linalg.vector_norm(stored.dense, dtype=torch.float64).isfinite()):
                 raise ValueError(
                     f"row {k} of the saved window, stored in {saved.kind.name}, has numbers that {self.kind.name} "
                     "cannot hold; load it into a window of a wider range, such as window=torch.bfloat16"
                 )
+
+    def _store(self, saved: SavedRows, n: int, encode: Callable[[Tensor], StoredRow]) -> None:
         for k in range(n):
             self.write(k, encode(saved.row(k).to(self.device)))
+
+
+def squared_norms(saved: SavedRows, n: int, dim: int) -> Float[Tensor, " n"]:
+    """Of n saved rows; ValueError if one has not `dim` numbers."""
+    squares = torch.zeros(n, dtype=torch.float64)  # not a list: small tensors between large ones break up the heap
+    for k in range(n):
+        row = saved.row(k)
+        if row.shape != (dim,):
+            raise ValueError(f"a saved row has {list(row.shape)} numbers for {dim} weights; the state is damaged")
+        squares[k] = products.squared_norm(row, torch.float64)
+    return squares
 
 
 class SideBySide:

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from mfac.damage import tensor_of
 from mfac.windows.rows import Rows, SavedRows, StoredRow
 
 LONGEST_BLOCK = 1 << 15  # int16 can index all of its columns
@@ -143,7 +144,15 @@ class TopKRows(Rows):
     def of_state(cls, state: dict[str, Any]) -> "TopKRows":
         """Reads a saved state, in its own memory."""
         kind = TopK(float(state["density"]), int(state["block"]), state["values"].dtype)
-        return cls(kind, state["indices"], state["values"], state["error"])
+        error = tensor_of(state, "error", tuple(state["error"].shape))
+        values = tensor_of(state, "values", (len(state["values"]), kind.entries(len(error))))
+        indices = tensor_of(state, "indices", tuple(values.shape))
+        rows = cls(kind, indices, values, error)
+        places = indices.long()  # int16 compares wrongly with a block of 32768
+        outside = (places < 0) | (places >= kind.block) | (rows._starts + places >= len(error))
+        if indices.dtype != torch.int16 or bool(outside.any()):
+            raise ValueError(f"saved indices of TopK are outside of {len(error)} columns: the state is damaged")
+        return rows
 
     def load(self, saved: SavedRows, n: int) -> bool:
         """Copies rows of the same kind. Of other rows the largest entries are kept and the rest is dropped: these rows
