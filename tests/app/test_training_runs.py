@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from mfac.app.runs.task_batches import TaskBatches, epochs
-from mfac.app.runs.training import DEFAULTS, OptimizerSettings, make_optimizer
+from mfac.app.runs.training import OptimizerSettings, make_optimizer
 
 CPU = torch.device("cpu")
 
@@ -43,7 +43,7 @@ def test_cells_are_complete_and_begin_with_the_same_weights_and_batches(tmp_path
         assert [entry["step"] for entry in cell["evaluations"]] == [12, 24, 36]
         assert sum(cell["losses"][-12:]) < sum(cell["losses"][:12])
         assert (tmp_path / cell["files"]["weights"]).exists()
-    assert record["cells"][0]["settings"] == {**DEFAULTS["mfac"], "num_grads": 4, "momentum": 0.5}
+    assert record["cells"][0]["settings"] == OptimizerSettings("mfac", num_grads=4, momentum=0.5).filled()
     assert record["settings"]["mfac_momentum"] == 0.5
     assert record["finished"] is not None
 

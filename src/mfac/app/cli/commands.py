@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from mfac.app.cli.display import ProgressDisplay, show_run
-from mfac.app.cli.options import PANEL, AsJson, Fresh, Out, TaskArgument, command, command_line, number_or_word, option
+from mfac.app.cli.options import PANEL, AsJson, Fresh, Out, TaskArgument, command, command_line, options
 from mfac.app.plan import plan_pruning, plan_training
 from mfac.app.report import write_page
 from mfac.app.runs import training
@@ -16,53 +16,43 @@ from mfac.app.runs.folder import REPORT
 from mfac.app.runs.format import RUN, inside, read_run
 from mfac.app.runs.pruning import SCHEDULES, PruningSettings
 from mfac.app.runs.run import run_task
-from mfac.app.runs.training import DEFAULTS, OPTIMIZERS, WINDOWS, OptimizerSettings, TrainingSettings
+from mfac.app.runs.training import KINDS, OPTIMIZERS, WINDOWS, OptimizerSettings, TrainingSettings
 from mfac.app.tasks import Task, load_task
-from mfac.pruning.options import METHODS, ORDERS, SCOPES, UPDATES, PruningOptions
+from mfac.pruning.options import METHODS, ORDERS, UPDATES, PruningOptions
 from mfac.pruning.prune import prune as library_prune
 
 WHAT, HOW, GRADUAL, OPTIMIZER, LENGTH = "What is pruned", "How it is chosen", "Gradual pruning", "Optimizers", "Length"
 FOR_PRUNE, FOR_TRAIN = "For mfac prune", "For mfac train"
-GRADUAL_RECOMPUTATIONS, COMPARED, OURS = 4, ("mfac", "sgd"), DEFAULTS["mfac"]
-NAMES = {"targets": "--target", "ignore": "--ignore"}
-EACH = ("lr", "momentum", "weight_decay")  # given to all optimizers, or to one by name
+GRADUAL_RECOMPUTATIONS, COMPARED = 4, ("mfac", "sgd")
 Settings = PruningSettings | TrainingSettings
 
 # The options of `mfac.prune` that are options of the command, too.
-LIBRARY = (
-    option(library_prune, "pattern", str, WHAT),
-    option(library_prune, "scope", str, WHAT, choices=SCOPES),
-    *(option(library_prune, name, list[str], WHAT, flag=flag) for name, flag in NAMES.items()),
-    option(
-        library_prune, "recomputations", int, HOW, default=None, min=1,
-        show_default=f"{PruningOptions().recomputations}, or {GRADUAL_RECOMPUTATIONS} with --gradual",
-    ),
-    option(library_prune, "num_grads", int, HOW, min=1),
-    option(library_prune, "block_size", str, HOW, callback=number_or_word),
-    option(library_prune, "damping", str, HOW, callback=number_or_word),
-    option(library_prune, "update", str, HOW, choices=UPDATES),
-    option(library_prune, "order", str, HOW, choices=ORDERS),
-    option(library_prune, "per_sample", bool, HOW),
-    option(library_prune, "fisher", str, HOW, choices=("empirical", "sampled")),
-    option(library_prune, "rows_dir", str, HOW, metavar="FOLDER"),
-)  # fmt: skip
+LIBRARY = options(
+    library_prune,
+    {
+        WHAT: "pattern scope targets ignore",
+        HOW: "recomputations num_grads block_size damping update order per_sample fisher rows_dir",
+    },
+    recomputations={
+        "default": None,
+        "show_default": f"{PruningOptions().recomputations}, or {GRADUAL_RECOMPUTATIONS} with --gradual",
+    },
+    update={"choices": UPDATES},
+    order={"choices": ORDERS},
+)
+FOR_BOTH = "save_every checkpoint device"
 
 
 @command(
-    option(PruningSettings, "sparsities", list[float], WHAT, flag="--sparsity", min=0, max=1, show_default="0.9"),
+    *options(PruningSettings, {WHAT: "sparsities"}, sparsities={"show_default": "0.9"}),
     *LIBRARY[:4],
-    option(PruningSettings, "methods", list[str], HOW, flag="--method", choices=METHODS),
+    *options(PruningSettings, {HOW: "methods"}, methods={"choices": METHODS}),
     *LIBRARY[4:],
-    option(PruningSettings, "gradual", bool, GRADUAL),
-    option(PruningSettings, "steps", int, GRADUAL, min=1),
-    option(PruningSettings, "schedule", str, GRADUAL, choices=tuple(SCHEDULES)),
-    option(PruningSettings, "epochs", int, GRADUAL, min=1),
-    option(PruningSettings, "lr", float, GRADUAL, min=0),
-    option(PruningSettings, "momentum", float, GRADUAL, min=0),
-    option(PruningSettings, "checkpoint", str, PANEL, metavar="FILE"),
-    option(PruningSettings, "seed", int, PANEL, min=0),
-    option(PruningSettings, "device", str, PANEL),
-    option(PruningSettings, "save_every", float, PANEL, min=0),
+    *options(
+        PruningSettings,
+        {GRADUAL: "gradual steps schedule epochs lr momentum", PANEL: f"{FOR_BOTH} seed"},
+        schedule={"choices": tuple(SCHEDULES)},
+    ),
 )
 def prune(
     ctx: typer.Context, task: TaskArgument, out: Out = None, fresh: Fresh = False, as_json: AsJson = False, **given: Any
@@ -81,48 +71,47 @@ def prune(
     """
     if given["gradual"]:
         given.setdefault("recomputations", GRADUAL_RECOMPUTATIONS)
-    options = PruningOptions(**{item.name: given.pop(item.name) for item in LIBRARY if item.name in given})
-    return _run(ctx, load_task(task), PruningSettings(options, **given), out, fresh, as_json)
+    library = PruningOptions(**{item.name: given.pop(item.name) for item in LIBRARY if item.name in given})
+    return _run(ctx, load_task(task), PruningSettings(library, **given), out, fresh, as_json)
 
 
 def _defaults(key: str) -> str:
-    return ", ".join(f"{name} {values[key]:g}" for name, values in DEFAULTS.items() if key in values)
+    found = {name: OptimizerSettings(name).filled().get(key) for name in OPTIMIZERS}
+    return ", ".join(f"{name} {value}" for name, value in found.items() if value is not None)
 
 
-def _by_name(key: str, given: tuple[str, ...], names: tuple[str, ...]) -> dict[str, float]:
+def _by_name(key: str, given: tuple[str, ...], names: tuple[str, ...]) -> dict[str, Any]:
     """{optimizer: value} of options such as `--lr 0.1` (for all) and `--lr sgd=0.1`."""
-    values: dict[str, float] = {}
-    hint = f"--{key.replace('_', '-')}"
+    values: dict[str, Any] = {}
+    hint, kind = f"--{key.replace('_', '-')}", KINDS[key]
     for text in sorted(given, key=lambda text: "=" in text):  # values for all first: those by name override them
-        name, _, number = text.rpartition("=")
+        name, _, value = text.rpartition("=")
         if name and name not in names:
             raise typer.BadParameter(f"{text!r}: {name} is not one of {', '.join(names)}", param_hint=hint)
         try:
-            values |= dict.fromkeys([name] if name else names, float(number))
+            values |= dict.fromkeys([name] if name else names, kind(value))
         except ValueError:
-            raise typer.BadParameter(f"{text!r}: {number!r} is not a number", param_hint=hint) from None
+            raise typer.BadParameter(f"{text!r}: {value!r} is not a number", param_hint=hint) from None
     return values
 
 
 @command(
-    option(
-        TrainingSettings, "optimizers", list[str], OPTIMIZER, flag="--optimizer", default=COMPARED, choices=OPTIMIZERS
+    *options(
+        TrainingSettings,
+        {OPTIMIZER: "optimizers"},
+        optimizers={"kind": list[str], "default": COMPARED, "choices": OPTIMIZERS},
     ),
-    *(
-        option(OptimizerSettings, key, list[str], OPTIMIZER, metavar="VALUE|NAME=VALUE", show_default=_defaults(key))
-        for key in EACH
+    *options(
+        OptimizerSettings,
+        {OPTIMIZER: " ".join(KINDS)},
+        **{key: {"kind": list[str], "metavar": "VALUE|NAME=VALUE", "show_default": _defaults(key)} for key in KINDS},
     ),
-    option(OptimizerSettings, "num_grads", int, OPTIMIZER, min=1, default=OURS["num_grads"]),
-    option(OptimizerSettings, "damping", float, OPTIMIZER, min=0, default=OURS["damping"]),
-    option(OptimizerSettings, "window", str, OPTIMIZER, choices=tuple(WINDOWS), default=OURS["window"]),
-    option(TrainingSettings, "schedule", str, OPTIMIZER, choices=training.SCHEDULES),
-    option(TrainingSettings, "epochs", int, LENGTH, min=1),
-    option(TrainingSettings, "steps", int, LENGTH, min=1),
-    option(TrainingSettings, "eval_every", int, LENGTH, min=1, show_default="an epoch, or a tenth of --steps"),
-    option(TrainingSettings, "checkpoint", str, PANEL, metavar="FILE"),
-    option(TrainingSettings, "seeds", list[int], PANEL, flag="--seed", min=0),
-    option(TrainingSettings, "device", str, PANEL),
-    option(TrainingSettings, "save_every", float, PANEL, min=0),
+    *options(
+        TrainingSettings,
+        {OPTIMIZER: "schedule", LENGTH: "epochs steps eval_every", PANEL: f"{FOR_BOTH} seeds"},
+        schedule={"choices": training.SCHEDULES},
+        eval_every={"show_default": "an epoch, or a tenth of --steps"},
+    ),
 )
 def train(
     ctx: typer.Context, task: TaskArgument, out: Out = None, fresh: Fresh = False, as_json: AsJson = False, **given: Any
@@ -139,9 +128,8 @@ def train(
       mfac train task.py --optimizer mfac --optimizer task --lr mfac=1.0 --damping 0.05 --epochs 20
     """
     names = given.pop("optimizers", COMPARED)
-    own: dict[str, Any] = {key: _by_name(key, given.pop(key, ()), names) for key in EACH}
-    shared: dict[str, Any] = {key: given.pop(key) for key in ("num_grads", "damping", "window")}
-    each = [shared | {key: own[key].get(name) for key in EACH} for name in names]
+    own = {key: _by_name(key, given.pop(key, ()), names) for key in KINDS}
+    each = ({key: values.get(name) for key, values in own.items()} for name in names)
     optimizers = tuple(OptimizerSettings(name, **one) for name, one in zip(names, each, strict=True))
     return _run(ctx, load_task(task), TrainingSettings(optimizers, **given), out, fresh, as_json)
 
@@ -170,17 +158,12 @@ def _run(ctx: typer.Context, task: Task, settings: Settings, out: Path | None, f
 
 
 @command(
-    option(plan_pruning, "num_grads", int, min=1),
-    option(library_prune, "block_size", str, FOR_PRUNE, callback=number_or_word),
-    option(library_prune, "recomputations", int, FOR_PRUNE, min=1),
-    option(plan_pruning, "sparsity", float, FOR_PRUNE, min=0, max=1),
-    *(option(library_prune, name, list[str], FOR_PRUNE, flag=flag) for name, flag in NAMES.items()),
-    option(library_prune, "per_sample", bool, FOR_PRUNE),
-    option(plan_pruning, "on_disk", bool, FOR_PRUNE),
-    option(OptimizerSettings, "window", str, FOR_TRAIN, choices=tuple(WINDOWS), show_default="as the weights"),
-    option(plan_training, "momentum", float, FOR_TRAIN, min=0),
-    option(plan_training, "steps", int, FOR_TRAIN, min=1),
-    option(PruningSettings, "device", str, PANEL),
+    *options(plan_pruning, {None: "num_grads"}),
+    *options(library_prune, {FOR_PRUNE: "block_size recomputations targets ignore per_sample"}),
+    *options(plan_pruning, {FOR_PRUNE: "sparsity on_disk"}),
+    *options(OptimizerSettings, {FOR_TRAIN: "window"}, window={"choices": tuple(WINDOWS)}),
+    *options(plan_training, {FOR_TRAIN: "momentum steps"}),
+    *options(PruningSettings, {PANEL: "device"}),
 )
 def plan(
     task: TaskArgument,

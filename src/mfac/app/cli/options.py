@@ -12,9 +12,10 @@ import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -22,6 +23,8 @@ from mfac.app.tasks import BUILT_IN, TaskError
 
 FAILED, INTERRUPTED, TERMINATED = 1, 130, 143
 PANEL, THIS_PANEL = "The run", "This command"
+METAVARS = {"checkpoint": "FILE", "rows_dir": "FOLDER"}
+MORE: Mapping[str, Any] = {}
 
 
 def _complete_task(incomplete: str) -> list[str]:
@@ -32,7 +35,7 @@ def _complete_task(incomplete: str) -> list[str]:
 TASK_HELP = f"What to work on: {', '.join(BUILT_IN)}, a file (task.py, see `mfac init`) or a module (package.module)."
 TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help=TASK_HELP, autocompletion=_complete_task)]
 _out = typer.Option(metavar="FOLDER", help="Folder of the run.", show_default="runs/TASK-COMMAND")
-_fresh = typer.Option("--fresh", help="Start over; what is in the folder is removed.")
+_fresh = typer.Option("--fresh", help="Start over; what the run has left in the folder is removed.")
 _out.rich_help_panel = _fresh.rich_help_panel = PANEL
 Out = Annotated[Path | None, _out]
 Fresh = Annotated[bool, _fresh]
@@ -40,34 +43,46 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on s
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=THIS_PANEL)]
 
 
-def option(
-    source: Callable[..., Any],
-    name: str,
-    kind: Any,
-    panel: str | None = None,
-    *,
-    flag: str | None = None,
-    choices: Sequence[str] = (),
-    **more: Any,
-) -> inspect.Parameter:
-    """An option that sets an argument of `source`, a function or class, with the argument's default and description.
+def options(source: Callable[..., Any], panels: Mapping[str | None, str], **more: Any) -> list[inspect.Parameter]:
+    """Options that set arguments of `source`, a function or class: {panel: "names of arguments"}.
 
-    `kind` is list[...] if the option may be repeated; `more` is for `typer.Option`, and may have another `default`.
+    Types, defaults and descriptions are those of the arguments; `more` has settings of `typer.Option` by name, also
+    another `default`, a `kind`, or `choices`. What takes several values (a tuple or names) is a repeatable option.
     """
+    return [_option(source, name, panel, **more.get(name, MORE)) for panel in panels for name in panels[panel].split()]
+
+
+def _option(source: Callable[..., Any], name: str, panel: str | None, **more: Any) -> inspect.Parameter:
     default = more.pop("default", inspect.signature(source).parameters[name].default)
+    hint = get_type_hints(source)[name]
+    found = _kind(hint, default)
+    kind = more.pop("kind", found)
+    choices = more.pop("choices", get_args(hint) if get_origin(hint) is Literal else ())
     if choices:
         more["metavar"] = "|".join(choices)
         more["autocompletion"] = lambda incomplete: [choice for choice in choices if choice.startswith(incomplete)]
         more["callback"] = lambda value: _one_of(choices, value)
-    if more.get("callback") is number_or_word:
-        default = "none" if default is None else f"{default}"
+    if kind is object:  # a number or a word
+        default, kind, more["callback"] = f"{default}".lower(), str, number_or_word
     elif isinstance(default, tuple):
         more.setdefault("show_default", ", ".join(map(str, default)))
         default = None
-    kind = kind | None if default is None else kind
-    flag = flag or f"--{name.replace('_', '-')}"
-    annotation = Annotated[kind, typer.Option(flag, help=described(source)[name], rich_help_panel=panel, **more)]
+    flag = re.sub("ies$", "y", name).removesuffix("s") if get_origin(found) is list else name
+    more = {"help": described(source)[name], "rich_help_panel": panel, "metavar": METAVARS.get(name), **more}
+    settings = typer.Option(f"--{flag.replace('_', '-')}", **more)
+    annotation = Annotated[kind | None if default is None else kind, settings]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _kind(hint: Any, default: Any) -> Any:
+    """bool, int, float or str; list[...] for several of them; object for a number or a word, which may be "none"."""
+    if get_origin(hint) is tuple:
+        return list[get_args(hint)[0]]  # type: ignore[misc]
+    kinds = set(get_args(hint)) or {hint}
+    if get_origin(hint) is Literal or not kinds & {int, float, bool}:
+        return list[str] if Iterable in map(get_origin, kinds) else str
+    is_either = str in kinds or (NoneType in kinds and default is not None)
+    return object if is_either else next(kind for kind in (float, int, bool) if kind in kinds)
 
 
 @functools.cache
@@ -89,9 +104,9 @@ def _one_of(choices: Sequence[str], value: Any) -> Any:
 
 
 def number_or_word(value: str) -> int | float | str:
-    """The number in a text, or the text itself; for a callback of an option."""
-    for kind in (int, float):
-        with contextlib.suppress(ValueError):
+    """The number or truth value in a text, or the text itself; for a callback of an option."""
+    for kind in (int, float, {"true": True, "false": False}.__getitem__):
+        with contextlib.suppress(ValueError, KeyError):
             return kind(value)
     return value
 
@@ -116,21 +131,23 @@ def _terminable() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
-def command(*options: inspect.Parameter) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+def command(*given: inspect.Parameter) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Gives a function these options in place of its `**given`, and --debug; reports its errors in one line.
 
-    Options without a value are left out of `given`; "none" is None, and lists are tuples. With --json the command
-    returns the object to print, and anything else that is printed meanwhile goes to stderr.
+    Options without a value are left out of `given`; "none" is None unless it is a choice; lists are tuples. With --json
+    the command returns the object to print, and anything else that is printed meanwhile goes to stderr.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., None]:
         @functools.wraps(function)
         def run(debug: bool, **values: Any) -> None:
             of_others = contextlib.redirect_stdout(sys.stderr) if values.get("as_json") else contextlib.nullcontext()
-            for name in (item.name for item in options):
-                value = values.pop(name)
-                if value is not None and value != []:
-                    values[name] = tuple(value) if isinstance(value, list) else None if value == "none" else value
+            for item in given:
+                value, settings = values.pop(item.name), item.annotation.__metadata__[0]
+                if value == "none" and settings.callback is number_or_word:
+                    values[item.name] = None
+                elif value is not None and value != []:
+                    values[item.name] = tuple(value) if isinstance(value, list) else value
             try:
                 with of_others, _terminable():
                     answer = function(**values)
@@ -147,11 +164,11 @@ def command(*options: inspect.Parameter) -> Callable[[Callable[..., Any]], Calla
                 typer.echo(f"mfac: {explain(error)}", err=True)
                 raise typer.Exit(FAILED) from None
 
-        given = inspect.signature(function).parameters.values()
-        own = [item.replace(kind=item.KEYWORD_ONLY) for item in given if item.kind is not item.VAR_KEYWORD]
+        own = list(inspect.signature(function).parameters.values())
+        own = [item.replace(kind=item.KEYWORD_ONLY) for item in own if item.kind is not item.VAR_KEYWORD]
         count = sum(item.default is item.empty for item in own)
         debug = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
-        parameters = [*own[:count], *options, *own[count:], debug]
+        parameters = [*own[:count], *given, *own[count:], debug]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {item.name: item.annotation for item in parameters}
         run.__doc__ = re.sub(r"(?<=[^\n\b])\n(?=\S)", " ", inspect.getdoc(function) or "")  # wrapped by the terminal

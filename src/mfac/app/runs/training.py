@@ -1,5 +1,6 @@
 """Training: a loop that can be resumed to the bit, and runs of several optimizers from the same weights and batches."""
 
+import inspect
 import math
 import time
 from dataclasses import dataclass, field
@@ -27,30 +28,29 @@ WINDOWS: dict[str, Window] = {
     "float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16,
     "int8": Int8(), "topk": TopK(),
 }  # fmt: skip
-# M-FAC in the units of normalize="sum", where one learning rate and one damping suit every number of gradients.
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "mfac": {"lr": 0.5, "num_grads": 64, "damping": 0.1, "momentum": 0.0, "weight_decay": 0.0, "window": "float32"},
-    "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.0},
-    "adam": {"lr": 1e-3, "weight_decay": 0.0},
-    "adamw": {"lr": 1e-3, "weight_decay": 0.01},
-    "task": {},
+# The optimizers, and what they are called with unless something else is given; all other defaults are their own.
+# M-FAC is in the units of normalize="sum", where one learning rate and one damping suit every number of gradients.
+CLASSES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "mfac": (MFAC, {"lr": 0.5, "num_grads": 64, "damping": 0.1, "normalize": "sum"}),
+    "sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+    "adam": (torch.optim.Adam, {}),
+    "adamw": (torch.optim.AdamW, {}),
 }
-OPTIMIZERS, SCHEDULES = tuple(DEFAULTS), ("cosine", "constant")
-OTHERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+OPTIMIZERS, SCHEDULES = (*CLASSES, "task"), ("cosine", "constant")
 
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """One optimizer; None means its default (see `DEFAULTS`). Settings that it does not have are ignored.
+    """One optimizer; None means its default. Settings that it does not have are ignored.
 
     Args:
         name: one of `OPTIMIZERS`.
-        lr: learning rate, of all optimizers or of one; may be repeated.
-        momentum: momentum of mfac and sgd; may be repeated.
-        weight_decay: weight decay, of all optimizers or of one; may be repeated.
+        lr: learning rate, of all optimizers or of one; may be repeated, as all of these.
+        momentum: momentum of mfac and sgd.
+        weight_decay: weight decay.
         num_grads: gradients in the window of mfac.
         damping: damping of mfac, in the units of normalize="sum".
-        window: how mfac stores its gradients; topk keeps 1 % of each.
+        window: how gradients are stored: float32, float64, bfloat16, float16, int8, or topk (1 % of each).
     """
 
     name: str
@@ -63,8 +63,14 @@ class OptimizerSettings:
 
     def filled(self) -> dict[str, Any]:
         """All settings that this optimizer has."""
-        given = {key: getattr(self, key) for key in DEFAULTS[self.name]}
-        return DEFAULTS[self.name] | {key: value for key, value in given.items() if value is not None}
+        kind, own = CLASSES.get(self.name, (None, {}))
+        known = inspect.signature(kind).parameters if kind else {}
+        given = {key: getattr(self, key) for key in KINDS if key in known}
+        return {key: own.get(key, known[key].default) if value is None else value for key, value in given.items()}
+
+
+KINDS: dict[str, Any] = dict.fromkeys(("lr", "momentum", "weight_decay", "damping"), float)
+KINDS |= {"num_grads": int, "window": str}  # what is set for all optimizers, or for one
 
 
 def make_optimizer(settings: OptimizerSettings, task: Task, model: nn.Module) -> Optimizer:
@@ -72,18 +78,18 @@ def make_optimizer(settings: OptimizerSettings, task: Task, model: nn.Module) ->
     if settings.name not in OPTIMIZERS:
         raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, not {settings.name!r}")
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    params = [parameter for _, parameter in named]
     if settings.name == "task":
         if task.optimizer is None:
-            raise ValueError(f"the task {task.name} defines no optimizer; choose one of {', '.join(OPTIMIZERS[:-1])}")
-        return task.optimizer(params)
-    values = settings.filled()
-    if settings.name != "mfac":
-        return OTHERS[settings.name](params, **values)
-    window = values.pop("window")
-    if window not in WINDOWS:
-        raise ValueError(f"window must be one of {', '.join(WINDOWS)}, not {window!r}")
-    return MFAC(named, **values, normalize="sum", window=WINDOWS[window])
+            raise ValueError(f"the task {task.name} defines no optimizer; choose one of {', '.join(CLASSES)}")
+        return task.optimizer([parameter for _, parameter in named])
+    kind, own = CLASSES[settings.name]
+    values = own | settings.filled()
+    if values.get("window") is not None:
+        if values["window"] not in WINDOWS:
+            raise ValueError(f"window must be one of {', '.join(WINDOWS)}, not {values['window']!r}")
+        values["window"] = WINDOWS[values["window"]]
+    made: Optimizer = kind(named, **values)
+    return made
 
 
 @dataclass(frozen=True)
