@@ -18,6 +18,7 @@ from torch import nn
 
 from experiments import drawing
 from experiments.ledger import IMAGES, Ledger
+from mfac.app.runs.task_batches import measure
 from mfac.app.tasks import load_task
 from mfac.pruning import prune
 
@@ -34,6 +35,10 @@ TASK = load_task("digits")
 COMMAND = "python -m experiments.settings run"
 
 
+def accuracy(model: nn.Module) -> float:
+    return round(100 * (measure(TASK, model, torch.device("cpu"))["measure"] or 0.0), 2)
+
+
 @cache
 def trained(seed: int) -> nn.Module:
     torch.manual_seed(seed)
@@ -46,19 +51,17 @@ def trained(seed: int) -> nn.Module:
 def measured(settings: dict[str, Any]) -> list[float]:
     """Accuracy in per cent, one number per seed."""
     found = []
-    assert TASK.evaluate is not None
     for seed in range(SEEDS):
         model = copy.deepcopy(trained(seed))
         torch.manual_seed(seed)
         prune(model, TASK.loss, TASK.train_batches(), SPARSITY, seed=seed, progress=False, **settings)
-        found.append(round(100 * TASK.evaluate(model), 2))
+        found.append(accuracy(model))
     return found
 
 
 def run() -> None:
     ledger = Ledger("settings_digits", COMMAND)
-    assert TASK.evaluate is not None
-    ledger.cell("dense", lambda: [round(100 * TASK.evaluate(trained(seed)), 2) for seed in range(SEEDS)])  # type: ignore[misc]
+    ledger.cell("dense", lambda: [accuracy(trained(seed)) for seed in range(SEEDS)])
     for name, values in VARIED.items():
         for value in values:
             ledger.cell(f"{name} {value}", lambda n=name, v=value: measured(BASE | {n: v}))

@@ -71,13 +71,10 @@ def test_completion_knows_tasks_and_choices():
         assert CliRunner().invoke(app, [], prog_name="mfac", env=words).stdout.split() == [expected]
 
 
-def test_without_typer_one_line_says_what_to_install(monkeypatch, capsys):
-    for name in [name for name in sys.modules if name.startswith("mfac.app.cli.")]:
-        monkeypatch.delitem(sys.modules, name)
+def test_without_typer_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "typer", None)
-    with pytest.raises(SystemExit, match="1"):
+    with pytest.raises(SystemExit, match=r"mfac: the command line requires typer: pip install 'torch-mfac\[cli\]'"):
         main(["demo"])
-    assert capsys.readouterr().err == "mfac: the command line requires typer: pip install 'torch-mfac[cli]'\n"
 
 
 def test_init_writes_a_task_that_can_be_planned(tmp_path):

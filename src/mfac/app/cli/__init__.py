@@ -1,17 +1,19 @@
 """The command line: `mfac`, or `python -m mfac`."""
 
+import signal
 import sys
+from importlib.util import find_spec
 
 NEEDED = ("typer", "rich", "jinja2", "safetensors", "matplotlib")
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs one command; see `mfac --help`."""
-    try:
-        from mfac.app.cli.app import app
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in NEEDED:
-            raise
-        sys.stderr.write(f"mfac: the command line requires {error.name}: pip install 'torch-mfac[cli]'\n")
-        sys.exit(1)
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        sys.exit(f"mfac: the command line requires {', '.join(missing)}: pip install 'torch-mfac[cli]'")
+    from mfac.app.cli.app import app
+    from mfac.app.cli.options import Terminated
+
+    signal.signal(signal.SIGTERM, Terminated.arrived)
     app(args=arguments, prog_name="mfac")

@@ -7,12 +7,10 @@ import inspect
 import json
 import re
 import shlex
-import signal
 import sys
 import sysconfig
-import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -114,21 +112,9 @@ def number_or_word(value: str) -> int | float | str:
 class Terminated(KeyboardInterrupt):
     """SIGTERM, for example of a batch system that stops a job; it ends a command as Ctrl-C does."""
 
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """Raises Terminated in the block on SIGTERM."""
-
-    def stop(*_: object) -> None:
-        raise Terminated
-
-    is_main = threading.current_thread() is threading.main_thread()  # the only one that may set handlers
-    before = signal.signal(signal.SIGTERM, stop) if is_main else None
-    try:
-        yield
-    finally:
-        if is_main:
-            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+    @classmethod
+    def arrived(cls, *_: object) -> None:
+        raise cls
 
 
 def command(*given: inspect.Parameter) -> Callable[[Callable[..., Any]], Callable[..., None]]:
@@ -141,7 +127,7 @@ def command(*given: inspect.Parameter) -> Callable[[Callable[..., Any]], Callabl
     def decorate(function: Callable[..., Any]) -> Callable[..., None]:
         @functools.wraps(function)
         def run(debug: bool, **values: Any) -> None:
-            of_others = contextlib.redirect_stdout(sys.stderr) if values.get("as_json") else contextlib.nullcontext()
+            prints = contextlib.redirect_stdout(sys.stderr) if values.get("as_json") else contextlib.nullcontext()
             for item in given:
                 value, settings = values.pop(item.name), item.annotation.__metadata__[0]
                 if value == "none" and settings.callback is number_or_word:
@@ -149,7 +135,7 @@ def command(*given: inspect.Parameter) -> Callable[[Callable[..., Any]], Callabl
                 elif value is not None and value != []:
                     values[item.name] = tuple(value) if isinstance(value, list) else value
             try:
-                with of_others, _terminable():
+                with prints:
                     answer = function(**values)
                 if answer is not None:
                     typer.echo(json.dumps(answer, allow_nan=False))

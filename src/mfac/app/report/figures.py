@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,8 +36,7 @@ STYLE = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """Headings and rows; the first `texts` columns are words, the others figures."""
 
     caption: str
@@ -47,8 +46,7 @@ class Table:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """A heading, and below it plots and tables."""
 
     ident: str
@@ -136,11 +134,9 @@ def _short(label: str) -> str:
 
 def _plot(ident: str, title: str, note: str, paint: Callable[["Axes"], None]) -> Plot:
     """What `paint` draws, as SVG that can share a page: ids begin with `ident`, colours are the page's variables."""
-    try:
-        from matplotlib import style
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("reports need matplotlib; install it with: pip install 'torch-mfac[cli]'") from None
+    from matplotlib import style
+    from matplotlib.figure import Figure
+
     text, height = io.StringIO(), HEIGHT
     with style.context(["default", {**STYLE, "svg.hashsalt": ident}]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # characters that matplotlib's font lacks: the browser has them

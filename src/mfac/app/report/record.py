@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mfac.app.runs.format import Record, check_record
 
@@ -15,8 +15,7 @@ UNITS = {  # by base unit: (unit, the smallest value in base units that is writt
 }
 
 
-@dataclass(frozen=True)
-class Quantity:
+class Quantity(NamedTuple):
     """A name and a unit; `factor` converts stored values to the unit; `decimals` None: four significant digits."""
 
     name: str
@@ -37,12 +36,6 @@ class Quantity:
 
 
 LOSS, STEP, SPARSITY = Quantity("loss"), Quantity("step", decimals=0), Quantity("sparsity", "%", 100, 2)
-
-
-def measure_quantity(name: str, values: Iterable[float | None]) -> Quantity:
-    """An accuracy between 0 and 1 is written in per cent, every other measure as it is."""
-    share = "accuracy" in name.lower() and all(0 <= value <= 1 for value in values if value is not None)
-    return Quantity(name, "%", 100, 1) if share else Quantity(name)
 
 
 def scaled(name: str, values: Iterable[float | None], base: str) -> Quantity:
@@ -79,9 +72,8 @@ def completed(runs: Sequence[Any]) -> list[Record]:
     """Copies of the runs, those of the same title numbered, with both kinds of cells in the same terms."""
     if not runs:
         raise ValueError("a report needs at least one run and got an empty list; pass the contents of run.json files")
-    for number, run in enumerate(runs, 1):
-        check_record(run, f"run {number}")
-    titles, known = [run["title"] for run in runs], []
+    titles = [check_record(run, f"run {number}")["title"] for number, run in enumerate(runs, 1)]
+    known = []
     for place, (run, title) in enumerate(zip(runs, titles, strict=True)):
         title = f"{title} ({titles[:place].count(title) + 1})" if titles.count(title) > 1 else title
         cells = [_completed_cell(cell, run) for cell in run["cells"]]
@@ -95,10 +87,10 @@ def _completed_cell(cell: Record, run: Record) -> Record:
         more = {"time": cell["seconds"], "compact": compact, "ratio": dense / compact}
     else:
         pairs = enumerate(zip(cell["seconds"], cell["losses"], strict=True), 1)
-        training = [{"step": step, "second": second, "loss": loss} for step, (second, loss) in pairs]
-        final = {key: cell["evaluations"][-1][key] for key in ("loss", "measure")}
-        more = {**final, "asked": None, "time": cell["seconds_total"], "training": training}
-        more |= {"step_count": cell["steps"], "last_loss": cell["losses"][-1]}
+        more = {key: cell["evaluations"][-1][key] for key in ("loss", "measure")}
+        more |= {"training": [{"step": step, "second": second, "loss": loss} for step, (second, loss) in pairs]}
+        more |= {"asked": None, "time": cell["seconds_total"], "step_count": cell["steps"]}
+        more |= {"last_loss": cell["losses"][-1]}
     found = {**cell, **more}
     return {**found, f"measure {run['task']['measure']}": found["measure"]}
 
@@ -120,11 +112,13 @@ def series_of(runs: Sequence[Record], kind: str) -> list[Series]:
 
 
 def by_measure(series: Sequence[Series]) -> dict[Quantity, list[Series]]:
-    """The series by what their tasks measure."""
+    """The series by what their tasks measure; an accuracy between 0 and 1 is written in per cent."""
     groups: dict[str, list[Series]] = {}
     for one in series:
         groups.setdefault(one.run["task"]["measure"], []).append(one)
-    return {
-        measure_quantity(name, [cell["measure"] for one in group for cell in one.cells]): group
-        for name, group in groups.items()
-    }
+    found = {}
+    for name, group in groups.items():
+        values = [cell["measure"] for one in group for cell in one.cells if cell["measure"] is not None]
+        share = "accuracy" in name.lower() and all(0 <= value <= 1 for value in values)
+        found[Quantity(name, "%", 100, 1) if share else Quantity(name)] = group
+    return found

@@ -8,18 +8,8 @@ import numpy as np
 from markupsafe import Markup
 
 from mfac.app.report.figures import Line, Plot, Section, Table, columns, curve_plot
-from mfac.app.report.record import (
-    LOSS,
-    SPARSITY,
-    STEP,
-    Quantity,
-    Record,
-    Series,
-    by_measure,
-    percent,
-    scaled,
-    series_of,
-)
+from mfac.app.report.record import LOSS, SPARSITY, STEP, Quantity, Series, by_measure, percent, scaled, series_of
+from mfac.app.runs.format import Record
 
 TRAINING_LOSS, MOST_POINTS = Quantity("training loss"), 100
 
@@ -134,7 +124,7 @@ def _cell_table(series: Sequence[Series]) -> list[Table]:
         "loss": LOSS,
         **{f"measure {group[0].run['task']['measure']}": quantity for quantity, group in by_measure(series).items()},
         "time": time,
-        "gradient_seconds": replace(time, name="gradients"),
+        "gradient_seconds": time._replace(name="gradients"),
         "peak_bytes": scaled("peak memory", (cell["peak_bytes"] for _, cell in cells), "bytes"),
         "compact": scaled("compact file", (cell.get("compact") for _, cell in cells), "bytes"),
         "ratio": Quantity("times smaller"),
