@@ -92,7 +92,12 @@ def test_plan_of_training_as_json(tmp_path):
     task = write_task(tmp_path)
     result = mfac("plan", task, "--train", "--num-grads", 16, "--window", "bfloat16", "--steps", 50, "--json")
     record = json.loads(result.stdout)
-    assert record["settings"] == {"num_grads": 16, "window": "torch.bfloat16", "momentum": False, "steps": 50}
+    assert record["settings"] == {
+        "optimizer": "full-matrix-adam",
+        "num_grads": 16,
+        "window": "torch.bfloat16",
+        "steps": 50,
+    }
     assert record["memory"]["window G"] == 16 * 212 * 2
     assert record["fits"] is True
 

@@ -11,6 +11,7 @@ from run_cases import full_disk, tensor_bytes
 from torch import nn
 
 import mfac as library
+from mfac.app.runs.training import OptimizerSettings
 
 TWO = ["--sparsity", 0.5, "--sparsity", 0.8, "--method", "mfac", "--method", "magnitude"]
 SLOW = TASK.replace("return F.cross_entropy", "__import__('time').sleep(0.03); return F.cross_entropy")
@@ -88,7 +89,7 @@ def test_json_is_one_object_with_the_command_to_repeat(tmp_path):
             "window must be one of float32, float64, bfloat16, float16, int8",
         ),
         (["train", "--lr", "fast"], 2, "'fast' is not a number"),
-        (["train", "--lr", "adam=0.1"], 2, "adam is not one of mfac, sgd"),
+        (["train", "--lr", "adam=0.1"], 2, "adam is not one of full-matrix-adam, adamw"),
         (["train", "--optimizer", "task"], 1, "the task small defines no optimizer"),
         (["train", "--lr", "-1"], 1, "lr must be 0 or more"),
         (["train", "--num-grads", "100000000"], 1, "GiB"),
@@ -178,24 +179,26 @@ def test_an_interrupted_run_is_locked_and_resumed_to_the_bit(tmp_path, number, c
 
 
 def test_training_ends_with_a_table_weights_and_a_report(tmp_path):
-    names = ("mfac", "sgd", "adam", "adamw")
+    names = ("full-matrix-adam", "mfac", "sgd", "adam", "adamw")
     optimizers = [word for name in names for word in ("--optimizer", name)]
     result = mfac("train", write_task(tmp_path), *optimizers, "--seed", 0, "--seed", 1, "--epochs", 1)
     lines = result.stdout.splitlines()
     assert lines[0].split() == ["optimizer", "seed", "steps", "training", "loss", "loss", "accuracy", "seconds"]
-    assert [line.split()[:3] for line in lines[1:9]] == [[name, seed, "12"] for seed in "01" for name in names]
-    assert lines[9] == "Report: runs/small-train/report.html"
-    assert len(tensor_bytes(tmp_path / "runs" / "small-train")) == 8 * 4
+    assert [line.split()[:3] for line in lines[1:11]] == [[name, seed, "12"] for seed in "01" for name in names]
+    assert lines[11] == "Report: runs/small-train/report.html"
+    assert len(tensor_bytes(tmp_path / "runs" / "small-train")) == 10 * 4
 
 
 def test_settings_of_training_go_to_all_optimizers_or_to_one(tmp_path):
-    options = ["--lr", "sgd=0.2", "--lr", "0.01", "--momentum", "mfac=0.5", "--weight-decay", "1e-3"]
-    options += ["--damping", 0.3, "--num-grads", 5, "--steps", 3, "--schedule", "constant"]
-    options += ["--window", "int8", "--json"]
-    record = json.loads(mfac("train", write_task(tmp_path), *options).stdout)
+    options = ["--optimizer", "mfac", "--optimizer", "sgd", "--lr", "sgd=0.2", "--lr", "0.01", "--momentum", "mfac=0.5"]
+    options += ["--weight-decay", "1e-3", "--damping", 0.3, "--num-grads", 5, "--normalize", "sum", "--window", "int8"]
+    record = json.loads(
+        mfac("train", write_task(tmp_path), *options, "--steps", 3, "--schedule", "constant", "--json").stdout
+    )
     ours, sgd = (cell["settings"] for cell in record["cells"])
-    shared = {"lr": 0.01, "weight_decay": 1e-3}
-    assert ours == {**shared, "num_grads": 5, "damping": 0.3, "momentum": 0.5, "window": "int8"}
+    shared, rows = {"lr": 0.01, "weight_decay": 1e-3}, {"num_grads": 5, "window": "int8", "normalize": "sum"}
+    assert ours == {**shared, **rows, "damping": 0.3, "momentum": 0.5}
     assert sgd == {"lr": 0.2, "momentum": 0.9, "weight_decay": 1e-3}
     assert record["settings"]["schedule"] == "constant"
     assert [cell["steps"] for cell in record["cells"]] == [3, 3]
+    assert OptimizerSettings("full-matrix-adam").filled()["lr"] == 3e-3  # the defaults are those of the class

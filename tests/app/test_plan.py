@@ -9,7 +9,7 @@ from torch import nn
 
 import mfac
 from mfac.app import plan as planning
-from mfac.app.plan import duration, plan_pruning, plan_training, pruning_memory, remedies, training_memory
+from mfac.app.plan import duration, plan_pruning, plan_training, pruning_memory, remedies
 from mfac.app.tasks import Task
 
 LOSS = mfac.criterion_loss(nn.CrossEntropyLoss())
@@ -46,11 +46,14 @@ def test_a_pruning_plan_has_the_weights_and_the_bytes():
     assert plan.weights == {"all": 785, "trained": 155, "prunable": 150}
 
 
-@pytest.mark.parametrize(("window", "momentum"), [(None, 0.9), (torch.bfloat16, 0.0), (mfac.TopK(0.1), 0.0)], ids=str)
+@pytest.mark.parametrize(("window", "momentum"), [(None, 0.9), (torch.bfloat16, 0.0), (mfac.TopK(0.1), None)], ids=str)
 def test_a_training_plan_has_what_the_optimizer_says(window, momentum):
-    plan = plan_training(TASK, num_grads=32, window=window, momentum=momentum, steps=10)
-    held = plan.memory["window G"] + plan.memory["m x m matrices"] + plan.memory.get("momentum", 0)
-    assert held == mfac.MFAC.memory_needed(network().parameters(), 32, window=window, momentum=momentum)
+    options = {} if momentum is None else {"optimizer": "mfac", "momentum": momentum}
+    plan = plan_training(TASK, num_grads=32, window=window, steps=10, **options)
+    kind = mfac.FullMatrixAdam if momentum is None else mfac.MFAC
+    options.pop("optimizer", None)
+    held = plan.memory["window G"] + plan.memory["m x m matrices, state"]
+    assert held == kind.memory_needed(network().parameters(), 32, window=window, **options)
     assert plan.seconds["gradients"] == pytest.approx(10 * plan.gradient_seconds)
     assert set(plan.seconds) == {"gradients", "algebra"}
 
@@ -99,7 +102,10 @@ def test_nothing_of_the_size_of_the_window_is_allocated(monkeypatch, estimate, o
 
 def test_what_is_proposed_fits():
     available = 8 * 2**30
-    memory = partial(training_memory, 10_000_000, torch.float32, False)
+
+    def memory(num_grads, window):
+        return {"rows": num_grads * 10_000_000 * window.itemsize}
+
     ways = {"": (torch.float32,), "window=torch.bfloat16": (torch.bfloat16,)}
     plain, halved = remedies(memory, available, 1024, ways)
     assert halved.endswith(" with window=torch.bfloat16")

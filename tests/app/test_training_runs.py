@@ -16,7 +16,7 @@ from mfac.app.runs.training import OptimizerSettings, make_optimizer
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("name", ["mfac", "adamw", "task"])
+@pytest.mark.parametrize("name", ["full-matrix-adam", "mfac", "adamw", "task"])
 def test_interrupted_twice_it_ends_with_the_same_bits(tmp_path, name):
     task = small_task(optimizer=lambda params: torch.optim.NAdam(params, lr=0.01))
     settings = replace(TRAINING, optimizers=(OptimizerSettings(name, num_grads=4, momentum=0.9),), eval_every=5)
@@ -34,7 +34,7 @@ def test_interrupted_twice_it_ends_with_the_same_bits(tmp_path, name):
 def test_cells_are_complete_and_begin_with_the_same_weights_and_batches(tmp_path):
     record = run(tmp_path, replace(TRAINING, seeds=(0, 1)))
     cells = [(cell["optimizer"], cell["seed"]) for cell in record["cells"]]
-    assert cells == [("mfac", 0), ("adam", 0), ("mfac", 1), ("adam", 1)]
+    assert cells == [(name, seed) for seed in (0, 1) for name in ("full-matrix-adam", "adam")]
     first = [cell["losses"][0] for cell in record["cells"]]
     assert first[0] == first[1] != first[2] == first[3]
     for cell in record["cells"]:
@@ -43,8 +43,8 @@ def test_cells_are_complete_and_begin_with_the_same_weights_and_batches(tmp_path
         assert [entry["step"] for entry in cell["evaluations"]] == [12, 24, 36]
         assert sum(cell["losses"][-12:]) < sum(cell["losses"][:12])
         assert (tmp_path / cell["files"]["weights"]).exists()
-    assert record["cells"][0]["settings"] == OptimizerSettings("mfac", num_grads=4, momentum=0.5).filled()
-    assert record["settings"]["mfac_momentum"] == 0.5
+    assert record["cells"][0]["settings"] == OptimizerSettings("full-matrix-adam", num_grads=4).filled()
+    assert record["settings"]["full-matrix-adam_num_grads"] == 4
     assert record["finished"] is not None
 
 

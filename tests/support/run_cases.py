@@ -26,7 +26,7 @@ GRADUAL = PruningSettings(
     PruningOptions(recomputations=2, num_grads=8, block_size=16), sparsities=(0.8,), gradual=True, steps=3, save_every=0
 )
 TRAINING = TrainingSettings(
-    optimizers=(OptimizerSettings("mfac", num_grads=4, momentum=0.5), OptimizerSettings("adam")), epochs=3, save_every=0
+    optimizers=(OptimizerSettings("full-matrix-adam", num_grads=4), OptimizerSettings("adam")), epochs=3, save_every=0
 )
 TIMES = ("started", "finished", "seconds", "gradient_seconds", "seconds_total", "second", "peak_bytes")
 

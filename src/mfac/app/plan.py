@@ -1,5 +1,6 @@
 """`mfac plan`: the memory and time of a run, estimated before anything large is allocated."""
 
+import inspect
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -10,13 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from mfac.app.runs.training import CLASSES
 from mfac.app.tasks import Task
 from mfac.gradients import collect_gradients
 from mfac.gradients.batches import move, num_samples, passes
 from mfac.gradients.model_state import evaluation, seeded
 from mfac.layout import ParameterLayout
 from mfac.memory import available_memory, gib
-from mfac.optimizer import MFAC
 from mfac.pages import DISK_PIECE, WIDE_PIECE, block_runs
 from mfac.parameter_window import row_dtype
 from mfac.pruning.options import PruningOptions
@@ -24,7 +25,7 @@ from mfac.pruning.prune import prune
 from mfac.pruning.schedules import geometric_schedule
 from mfac.pruning.step import ROWS_PER_BLOCK_SIZE
 from mfac.pruning.weights import Names, choose_targets
-from mfac.windows.storage import Window, as_kind, window_bytes
+from mfac.windows.storage import Window, as_kind
 from mfac.windows.topk import TopK
 
 DEFAULTS = PruningOptions()
@@ -135,30 +136,38 @@ def plan_pruning(
 def plan_training(
     task: Task,
     device: torch.device | str | None = None,
-    num_grads: int = DEFAULTS.num_grads,
+    optimizer: str = "full-matrix-adam",
+    num_grads: int | None = None,
     window: Window | None = None,
     momentum: float = 0.0,
     steps: int = 1000,
 ) -> Plan:
-    """The memory and time of training with `mfac.MFAC`.
+    """The memory and time of training with an optimizer that has a window.
 
     Args:
-        momentum: momentum of the optimizer.
+        optimizer: full-matrix-adam or mfac.
+        momentum: momentum of mfac.
         steps: steps of the optimizer.
     """
-    model = task.model().to(device)
+    kind, model = CLASSES[optimizer][0], task.model().to(device)
+    m = num_grads or inspect.signature(kind).parameters["num_grads"].default
     layout = ParameterLayout(model, [name for name, tensor in model.named_parameters() if tensor.requires_grad])
-    dtype = row_dtype(layout)
-    window = dtype if window is None else window
-    settings = {"num_grads": num_grads, "window": as_kind(window).name, "momentum": momentum != 0, "steps": steps}
+    window, vector = window or row_dtype(layout), layout.dim * row_dtype(layout).itemsize
+    settings = {"optimizer": optimizer, "num_grads": m, "window": as_kind(window).name, "steps": steps}
+    more = {"momentum": momentum} if optimizer == "mfac" else {}
+
+    def needed(num_grads: int, window: Window) -> dict[str, int]:
+        rows = as_kind(window).bytes(num_grads, layout.dim)
+        rest = kind.memory_needed(model.parameters(), num_grads, window=window, **more) - rows
+        return {"window G": rows, "m x m matrices, state": rest, "gradient, row and step": 3 * vector}
+
     row, _, _ = _time_gradients(task, model, layout, per_sample=False)
-    seconds = {"gradients": steps * row, "algebra": steps * _step_seconds(layout, num_grads, window)}
-    needed = partial(training_memory, layout.dim, dtype, momentum != 0)
-    memory, available = needed(num_grads, window), available_memory(layout.device)
-    smaller = [kind for kind in SMALLER if needed(num_grads, kind)["window G"] < memory["window G"]]
+    seconds = {"gradients": steps * row, "algebra": steps * _step_seconds(kind, layout, m, window)}
+    memory, available = needed(m, window), available_memory(layout.device)
+    smaller = [kind for kind in SMALLER if needed(m, kind)["window G"] < memory["window G"]]
     ways = {"": (window,)} | {f"window={as_kind(kind).name}": (kind,) for kind in smaller}
-    others = remedies(needed, available, num_grads, ways)
-    return Plan("train", task.name, settings, _weights(model), memory, available, {}, seconds, row, others)
+    others = remedies(needed, available, m, ways)
+    return Plan("train", task.name, settings | more, _weights(model), memory, available, {}, seconds, row, others)
 
 
 def pruning_memory(
@@ -182,13 +191,6 @@ def pruning_memory(
     else:
         found["factors of the blocks"] = squares
     return {**found, "vectors": VECTORS * 8 * dim}
-
-
-def training_memory(dim: int, dtype: torch.dtype, momentum: bool, num_grads: int, window: Window) -> dict[str, int]:
-    """{item: bytes} of the optimizer."""
-    rows, vector = as_kind(window).bytes(num_grads, dim), dim * dtype.itemsize
-    found = {"window G": rows, "m x m matrices": window_bytes(num_grads, dim, window) - rows}
-    return {**found, "gradient, row and step": 3 * vector, **({"momentum": vector} if momentum else {})}
 
 
 def remedies(needed: Any, available: int | None, num_grads: int, ways: dict[str, tuple[Any, ...]]) -> list[str]:
@@ -260,13 +262,13 @@ def _recomputation_seconds(
     return (constant * more, slope * more) if B is not None else (constant * more**3, slope * more**2)
 
 
-def _step_seconds(layout: ParameterLayout, num_grads: int, window: Window) -> float:
+def _step_seconds(kind: Any, layout: ParameterLayout, num_grads: int, window: Window) -> float:
     """The optimizer's part of a step with a full window: two passes over it, and m x m algebra."""
     m = min(num_grads, WINDOW_ROWS)
 
     def sample(width: int) -> float:
         weight, times = nn.Parameter(torch.zeros(width, device=layout.device, dtype=row_dtype(layout))), []
-        optimizer = MFAC([weight], 0.0, m, 1.0, window=window)
+        optimizer = kind([weight], 0.0, m, damping=1.0, window=window)
         for _ in range(m + 3):
             weight.grad = torch.randn_like(weight)
             start = time.perf_counter()

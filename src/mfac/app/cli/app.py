@@ -36,7 +36,7 @@ def overview(
     First steps:
       mfac demo                                     a tour of one minute
       mfac prune digits --sparsity 0.9              prune the built-in example
-      mfac train digits --optimizer mfac --optimizer sgd
+      mfac train digits                             train it, with FullMatrixAdam and with AdamW
       mfac init task.py                             write a task file for your own model
     """
 

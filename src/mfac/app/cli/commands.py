@@ -23,7 +23,7 @@ from mfac.pruning.prune import prune as library_prune
 
 WHAT, HOW, GRADUAL, OPTIMIZER, LENGTH = "What is pruned", "How it is chosen", "Gradual pruning", "Optimizers", "Length"
 FOR_PRUNE, FOR_TRAIN = "For mfac prune", "For mfac train"
-GRADUAL_RECOMPUTATIONS, COMPARED = 4, ("mfac", "sgd")
+GRADUAL_RECOMPUTATIONS, COMPARED = 4, ("full-matrix-adam", "adamw")
 Settings = PruningSettings | TrainingSettings
 
 # The options of `mfac.prune` that are options of the command, too.
@@ -77,7 +77,7 @@ def prune(
 
 def _defaults(key: str) -> str:
     found = {name: OptimizerSettings(name).filled().get(key) for name in OPTIMIZERS}
-    return ", ".join(f"{name} {value}" for name, value in found.items() if value is not None)
+    return ", ".join(f"{name} {value}" for name, value in found.items() if value is not None) or "that of the weights"
 
 
 def _by_name(key: str, given: tuple[str, ...], names: tuple[str, ...]) -> dict[str, Any]:
@@ -104,7 +104,10 @@ def _by_name(key: str, given: tuple[str, ...], names: tuple[str, ...]) -> dict[s
     *options(
         OptimizerSettings,
         {OPTIMIZER: " ".join(KINDS)},
-        **{key: {"kind": list[str], "metavar": "VALUE|NAME=VALUE", "show_default": _defaults(key)} for key in KINDS},
+        **{
+            key: {"kind": list[str], "metavar": "VALUE|NAME=VALUE", "show_default": _defaults(key) or None}
+            for key in KINDS
+        },
     ),
     *options(
         TrainingSettings,
@@ -124,8 +127,8 @@ def train(
     \b
     Examples:
       mfac train digits
-      mfac train digits --optimizer mfac --optimizer sgd --optimizer adam --seed 0 --seed 1
-      mfac train task.py --optimizer mfac --optimizer task --lr mfac=1.0 --damping 0.05 --epochs 20
+      mfac train digits --optimizer full-matrix-adam --optimizer sgd --optimizer adam --seed 0 --seed 1
+      mfac train task.py --optimizer full-matrix-adam --optimizer task --lr full-matrix-adam=1e-3 --epochs 20
     """
     names = given.pop("optimizers", COMPARED)
     own = {key: _by_name(key, given.pop(key, ()), names) for key in KINDS}
@@ -162,14 +165,14 @@ def _run(ctx: typer.Context, task: Task, settings: Settings, out: Path | None, f
     *options(library_prune, {FOR_PRUNE: "block_size recomputations targets ignore per_sample"}),
     *options(plan_pruning, {FOR_PRUNE: "sparsity on_disk"}),
     *options(OptimizerSettings, {FOR_TRAIN: "window"}, window={"choices": tuple(WINDOWS)}),
-    *options(plan_training, {FOR_TRAIN: "momentum steps"}),
+    *options(
+        plan_training, {FOR_TRAIN: "optimizer momentum steps"}, optimizer={"choices": ("full-matrix-adam", "mfac")}
+    ),
     *options(PruningSettings, {PANEL: "device"}),
 )
 def plan(
     task: TaskArgument,
-    for_training: Annotated[
-        bool, typer.Option("--train", help="Plan `mfac train` with the optimizer mfac, instead of `mfac prune`.")
-    ] = False,
+    for_training: Annotated[bool, typer.Option("--train", help="Plan `mfac train` instead of `mfac prune`.")] = False,
     as_json: AsJson = False,
     **given: Any,
 ) -> Any:

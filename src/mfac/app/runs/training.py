@@ -18,6 +18,7 @@ from mfac.app.runs.format import Record
 from mfac.app.runs.run import Cell, SavedRun, build_model, check_settings
 from mfac.app.runs.task_batches import TaskBatches, epochs, finite, measure
 from mfac.app.tasks import Task
+from mfac.full_matrix_adam import FullMatrixAdam
 from mfac.gradients.model_state import random_state, set_random_state
 from mfac.optimizer import MFAC
 from mfac.windows.int8 import Int8
@@ -29,9 +30,9 @@ WINDOWS: dict[str, Window] = {
     "int8": Int8(), "topk": TopK(),
 }  # fmt: skip
 # The optimizers, and what they are called with unless something else is given; all other defaults are their own.
-# M-FAC is in the units of normalize="sum", where one learning rate and one damping suit every number of gradients.
 CLASSES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "mfac": (MFAC, {"lr": 0.5, "num_grads": 64, "damping": 0.1, "normalize": "sum"}),
+    "full-matrix-adam": (FullMatrixAdam, {}),
+    "mfac": (MFAC, {}),
     "sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
     "adam": (torch.optim.Adam, {}),
     "adamw": (torch.optim.AdamW, {}),
@@ -48,8 +49,9 @@ class OptimizerSettings:
         lr: learning rate, of all optimizers or of one; may be repeated, as all of these.
         momentum: momentum of mfac and sgd.
         weight_decay: weight decay.
-        num_grads: gradients in the window of mfac.
-        damping: damping of mfac, in the units of normalize="sum".
+        num_grads: gradients in the window of full-matrix-adam and mfac.
+        damping: relative to the mean eigenvalue in full-matrix-adam, λ itself in mfac.
+        normalize: divisor of the sum of mfac's window: full, seen or sum.
         window: how gradients are stored: float32, float64, bfloat16, float16, int8, or topk (1 % of each).
     """
 
@@ -59,6 +61,7 @@ class OptimizerSettings:
     weight_decay: float | None = None
     num_grads: int | None = None
     damping: float | None = None
+    normalize: str | None = None
     window: str | None = None
 
     def filled(self) -> dict[str, Any]:
@@ -70,7 +73,7 @@ class OptimizerSettings:
 
 
 KINDS: dict[str, Any] = dict.fromkeys(("lr", "momentum", "weight_decay", "damping"), float)
-KINDS |= {"num_grads": int, "window": str}  # what is set for all optimizers, or for one
+KINDS |= {"num_grads": int, "normalize": str, "window": str}  # what is set for all optimizers, or for one
 
 
 def make_optimizer(settings: OptimizerSettings, task: Task, model: nn.Module) -> Optimizer:
