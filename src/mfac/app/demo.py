@@ -10,7 +10,7 @@ from mfac.app.runs.training import OptimizerSettings, TrainingSettings
 from mfac.app.tasks import load_task
 from mfac.pruning.options import PruningOptions
 
-# Only the learning rates are tuned: the best of five for each optimizer, 1e-3 to 1e-1 (SGD: to 1), by the training loss.
+# Of the optimizers only the learning rates are tuned: the best of four or five for each, by the training loss.
 PRUNING = PruningSettings(
     PruningOptions(recomputations=8), methods=("magnitude", "mfac"), sparsities=(0.5, 0.7, 0.8, 0.9, 0.95)
 )
