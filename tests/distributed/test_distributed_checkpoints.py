@@ -6,17 +6,15 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from distributed_cases import Training
+from distributed_cases import Training, load_state, save_state
 from optimizers import through_a_file
 from rank_pool import on_ranks
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
-    get_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
-    set_state_dict,
 )
 
 from mfac import Int8, TopK
@@ -25,14 +23,9 @@ SAVED, MORE = 10, 6  # steps: past the first wrap-around, and some after it
 OPTIONS = {"momentum": 0.9, "weight_decay": 0.01, "masked": True}
 
 
-def state_of(training):
-    model, optimizer = get_state_dict(training.model, training.optimizer)
-    return {"model": model, "optimizer": optimizer}
-
-
 def save(group, way, folder, options):
     training = Training(group, way, **options).steps(range(SAVED))
-    dcp.save(state_of(training), checkpoint_id=folder, process_group=group, no_dist=group is None)
+    save_state(training, folder)
     return training.weights()
 
 
@@ -42,10 +35,7 @@ def load_and_go_on(group, ways, folders, options):
     for way in ways:
         for folder in folders:
             training = Training(group, way, **options)
-            state = state_of(training)
-            dcp.load(state, checkpoint_id=folder, process_group=group, no_dist=group is None)
-            parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
-            set_state_dict(training.model, training.optimizer, **parts)
+            load_state(training, folder)
             results[way, folder] = training.steps(range(SAVED, SAVED + MORE)).weights()
     return results
 

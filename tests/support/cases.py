@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -80,50 +79,21 @@ def spans(sizes, block_size):
     return found
 
 
-def full(rows, damping, folder):
-    return Built(mfac.StaticInverseFisher(rows, damping), rows)
-
-
-def overwritten(rows, damping, folder):
-    return Built(mfac.StaticInverseFisher(rows.clone(), damping, overwrite=True), rows)
-
-
-def in_float64(rows, damping, folder):
-    return Built(mfac.StaticInverseFisher(rows, damping, precision="float64"), rows)
-
-
-def blocks_of(block_size, **options):
-    def build(rows, damping, folder):
-        d = rows.shape[1]
-        sizes = [d - d // 3, d // 3]
-        op = mfac.StaticInverseFisher(rows.clone(), damping, block_size=block_size, sizes=sizes, **options)
-        return Built(op, rows, spans(sizes, block_size))
-
-    return build
-
-
-def paged(page_size):
-    def build(rows, damping, folder):
-        return Built(mfac.StaticInverseFisher(rows, damping, page_size=page_size), rows)
-
-    return build
+def static(rows, damping, folder, block_size=None, disk=False, **options):
+    """In memory or on disk; in blocks of two tensors, or of one on disk."""
+    d = rows.shape[1]
+    sizes = [d] if disk else [d - d // 3, d // 3]
+    if block_size is not None:
+        options |= {"block_size": block_size, "sizes": sizes}
+    grads = write(rows, folder / "rows.mfac") if disk else rows.clone()
+    blocks = None if block_size is None else spans(sizes, block_size)
+    return Built(mfac.StaticInverseFisher(grads, damping, **options), rows, blocks)
 
 
 def write(rows, path):
     file = mfac.GradientFile.create(path, *rows.shape, dtype=rows.dtype)
     file.append(rows)
     return file
-
-
-def on_disk(rows, damping, folder: Path):
-    file = write(rows, folder / "rows.mfac")
-    return Built(mfac.StaticInverseFisher(file, damping, page_size=11), rows)
-
-
-def blocks_on_disk(rows, damping, folder: Path):
-    file = write(rows, folder / "rows.mfac")
-    op = mfac.StaticInverseFisher(file, damping, block_size=15, page_size=16)
-    return Built(op, rows, spans([rows.shape[1]], 15))
 
 
 def summed(rows, damping, folder):
@@ -153,10 +123,6 @@ def dynamic(rows, damping, folder, window=None, laps=2.5, devices=None):
     return Built(op, op.rows if window else rows)
 
 
-def stored_in(window):
-    return partial(dynamic, window=window)
-
-
 def half_full(rows, damping, folder):
     """A window with room left, dividing by its capacity: the same as weights of 1/m."""
     m, d = rows.shape
@@ -168,25 +134,25 @@ def half_full(rows, damping, folder):
 
 
 OPERATORS: dict[str, Callable[[Tensor, float, Any], Built]] = {
-    "full": full,
-    "overwritten": overwritten,
-    "in float64": in_float64,
-    "blocks in the primal": blocks_of(7),
-    "blocks in the dual": blocks_of(15),
-    "blocks overwritten": blocks_of(15, overwrite=True),
-    "blocks paged": blocks_of(4, page_size=9),
-    "one weight a block": blocks_of(1),
-    "pages": paged(7),
-    "one column a page": paged(1),
-    "one page": paged(1000),
-    "disk": on_disk,
-    "blocks on disk": blocks_on_disk,
+    "full": static,
+    "overwritten": partial(static, overwrite=True),
+    "in float64": partial(static, precision="float64"),
+    "blocks in the primal": partial(static, block_size=7),
+    "blocks in the dual": partial(static, block_size=15),
+    "blocks overwritten": partial(static, block_size=15, overwrite=True),
+    "blocks paged": partial(static, block_size=4, page_size=9),
+    "one weight a block": partial(static, block_size=1),
+    "pages": partial(static, page_size=7),
+    "one column a page": partial(static, page_size=1),
+    "one page": partial(static, page_size=1000),
+    "disk": partial(static, disk=True, page_size=11),
+    "blocks on disk": partial(static, disk=True, block_size=15, page_size=16),
     "summed blocks": summed,
     "weighted": weighted,
     "dynamic": dynamic,
     "dynamic, three devices": partial(dynamic, devices=["cpu", "cpu", "cpu"]),
-    "dynamic, bfloat16 rows": stored_in(torch.bfloat16),
-    "dynamic, int8 rows": stored_in(mfac.Int8(block=16)),
-    "dynamic, top-k rows": stored_in(mfac.TopK(0.2, block=16)),
+    "dynamic, bfloat16 rows": partial(dynamic, window=torch.bfloat16),
+    "dynamic, int8 rows": partial(dynamic, window=mfac.Int8(block=16)),
+    "dynamic, top-k rows": partial(dynamic, window=mfac.TopK(0.2, block=16)),
     "dynamic, half full": half_full,
 }

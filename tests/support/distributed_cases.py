@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from optimizers import mask_of
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
@@ -99,6 +101,21 @@ class Training:
     @property
     def operator(self):
         return self.optimizer._window.operator
+
+
+def save_state(training: Training, folder: Any) -> None:
+    dcp.save(_state_of(training), checkpoint_id=folder, process_group=training.group, no_dist=training.group is None)
+
+
+def load_state(training: Training, folder: Any) -> None:
+    state, group = _state_of(training), training.group
+    dcp.load(state, checkpoint_id=folder, process_group=group, no_dist=group is None)
+    parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
+    set_state_dict(training.model, training.optimizer, **parts)
+
+
+def _state_of(training: Training) -> dict[str, Any]:
+    return dict(zip(("model", "optimizer"), get_state_dict(training.model, training.optimizer), strict=True))
 
 
 class Sent(TorchDispatchMode):

@@ -12,9 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from distributed_cases import Training
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from distributed_cases import Training, load_state, save_state
 
 from mfac.distributed.groups import GroupRanks
 
@@ -22,26 +20,18 @@ STEPS, SAVED = 14, 6
 OPTIONS = {"momentum": 0.9, "weight_decay": 0.01}
 
 
-def state_of(training):
-    model, optimizer = get_state_dict(training.model, training.optimizer)
-    return {"model": model, "optimizer": optimizer}
-
-
 def run(group, way, folder, killed_at=None):
     """Trains to the end, with one checkpoint on the way, and writes the weights."""
     training, first = Training(group, way, **OPTIONS), 0
     if (folder / "checkpoint" / ".metadata").exists():
-        state = state_of(training)
-        dcp.load(state, checkpoint_id=folder / "checkpoint", process_group=group)
-        parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
-        set_state_dict(training.model, training.optimizer, **parts)
+        load_state(training, folder / "checkpoint")
         first = SAVED
     for step in range(first, STEPS):
         if step == killed_at:
             GroupRanks.sum_ = lambda self, values: os.kill(os.getpid(), signal.SIGKILL)
         training.steps(range(step, step + 1))
         if step + 1 == SAVED:
-            dcp.save(state_of(training), checkpoint_id=folder / "checkpoint", process_group=group)
+            save_state(training, folder / "checkpoint")
     return training.weights()
 
 
