@@ -9,6 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mfac.damage import count_of, reading
+from mfac.precision import check_dense
+
 MAGIC = b"MFACROWS"
 HEADER_BYTES = 4096
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -46,6 +49,9 @@ class GradientFile:
 
         The dtype is float32, float64, bfloat16 or float16; the fingerprint any text, to be read back.
         """
+        for name, value in (("num_grads", num_grads), ("dim", dim)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be a positive int, not {value!r}")
         names = {value: name for name, value in DTYPES.items()}
         if dtype not in names:
             raise ValueError(f"a gradient file stores {', '.join(DTYPES)}, not {dtype!r}; choose one of these dtypes")
@@ -66,7 +72,8 @@ class GradientFile:
 
     @property
     def rows(self) -> int:
-        return min((os.path.getsize(self.path) - HEADER_BYTES) // self._row_bytes, self.num_grads)
+        complete = (os.path.getsize(self.path) - HEADER_BYTES) // self._row_bytes
+        return max(0, min(complete, self.num_grads))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -76,34 +83,45 @@ class GradientFile:
         """Writes one row [dim] or several [k, dim] after the complete ones.
 
         Raises:
-            ValueError: they do not fit. Nothing is written.
+            ValueError: they do not fit, or the file's dtype cannot hold them. Nothing is written.
         """
-        rows = rows.reshape(-1, self.dim).cpu()
+        check_dense("rows", rows)
+        if rows.ndim not in (1, 2) or rows.shape[-1] != self.dim:
+            raise ValueError(f"rows must be [{self.dim}] or [k, {self.dim}], not {list(rows.shape)}")
+        rows = rows.detach().to("cpu", self.dtype).reshape(-1, self.dim).contiguous()
+        if not bool(rows.isfinite().all()):
+            raise ValueError(f"rows have numbers that are not finite in {self.dtype}; leave them out, or scale them")
         done = self.rows
         if done + len(rows) > self.num_grads:
             raise ValueError(f"{self.path} holds {done} of {self.num_grads} rows; {len(rows)} more do not fit")
         with open(self.path, "r+b", buffering=0) as file:
             file.truncate(HEADER_BYTES + done * self._row_bytes)
             file.seek(0, os.SEEK_END)
-            left = memoryview(_as_bytes(rows.to(self.dtype).contiguous()).reshape(-1))
+            left = memoryview(_as_bytes(rows).reshape(-1))
             while left:
                 left = left[file.write(left) :]
 
     def read_rows(self, start: int, stop: int) -> Tensor:
         """Rows start to stop - 1, as a tensor [stop - start, dim] on the CPU."""
+        _check_span("rows", start, stop, self.rows)
         return self._read(range(start, stop), 0, self.dim)
 
     def read_columns(self, start: int, stop: int) -> Tensor:
         """Columns start to stop - 1 of every complete row, as a tensor [rows, stop - start] on the CPU."""
+        _check_span("columns", start, stop, self.dim)
         return self._read(range(self.rows), start, stop)
 
     def gather_columns(self, indices: Tensor) -> Tensor:
         """Single columns of every complete row, as a tensor [rows, len(indices)] on the CPU."""
+        if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < self.dim:
+            raise ValueError(f"columns are numbered from 0 to {self.dim - 1}, and indices are outside")
+        if not self.rows:
+            return torch.empty(0, len(indices), dtype=self.dtype)
         mapped = np.memmap(self.path, np.uint8, "c", HEADER_BYTES, (self.rows, self._row_bytes))
         return torch.from_numpy(mapped).view(self.dtype)[:, indices.cpu()]
 
     def _read(self, rows: range, start: int, stop: int) -> Tensor:
-        out = torch.empty(len(rows), max(0, stop - start), dtype=self.dtype)
+        out = torch.empty(len(rows), stop - start, dtype=self.dtype)
         if not out.numel():
             return out
         buffer = _as_bytes(out)
@@ -127,10 +145,21 @@ def _read_header(path: Path) -> dict[str, Any]:
         header = file.read(HEADER_BYTES)
     if len(header) < HEADER_BYTES or not header.startswith(MAGIC):
         raise ValueError(f"{path} is not a gradient file (it should start with {MAGIC.decode()})")
-    fields: dict[str, Any] = json.loads(header[len(MAGIC) :])
-    if fields.get("dtype") not in DTYPES:
-        raise ValueError(
-            f"{path} stores rows as {fields.get('dtype')!r}, and this version reads {', '.join(DTYPES)}; "
-            "collect the gradients again in one of these dtypes"
-        )
+    with reading(f"the header of {path}"):
+        try:
+            fields: dict[str, Any] = json.loads(header[len(MAGIC) :])
+        except ValueError as error:
+            raise TypeError(f"it is not JSON: {error}") from None
+        if fields["dtype"] not in DTYPES:
+            raise ValueError(
+                f"{path} stores rows as {fields['dtype']!r}, and this version reads {', '.join(DTYPES)}; "
+                "collect the gradients again in one of these dtypes"
+            )
+        fields |= {name: count_of(fields, name, 1) for name in ("num_grads", "dim")}
+        fields["fingerprint"] = str(fields["fingerprint"])
     return fields
+
+
+def _check_span(what: str, start: int, stop: int, end: int) -> None:
+    if not 0 <= start <= stop <= end:
+        raise ValueError(f"there are {end} complete {what}, and {start} to {stop} are not among them")

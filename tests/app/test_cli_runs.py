@@ -167,7 +167,7 @@ def test_an_interrupted_run_is_locked_and_resumed_to_the_bit(tmp_path, number, c
         "the same command resumes the run"
     )
     assert meanwhile.exit_code == 1
-    assert "another process is writing to runs/small-prune" in meanwhile.stderr
+    assert " is writing to runs/small-prune; wait for it" in meanwhile.stderr
     assert len(json.loads((folder / "run.json").read_text())["cells"]) == 1
     result = mfac(*command)
     assert result.exit_code == 0

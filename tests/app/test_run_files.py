@@ -161,7 +161,7 @@ def test_fresh_removes_the_files_of_the_run_and_no_others(tmp_path):
         assert folder.record["cells"] == []
         write_page([folder.record], tmp_path / "page.html")
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert left == {".lock", "run.json", "notes.txt", "mfac-0.9/mine.txt", "report.html", "page.html"}  # not our report
+    assert left == {"run.json", "notes.txt", "mfac-0.9/mine.txt", "report.html", "page.html"}  # not our report
     (tmp_path / "page.html").rename(tmp_path / "report.html")
     with open_run(tmp_path, DESCRIPTION, fresh=True):
         assert not (tmp_path / "report.html").exists()

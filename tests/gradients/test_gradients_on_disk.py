@@ -13,6 +13,7 @@ import torch
 from interrupted_run import NUM_GRADS, collect
 from models import CASES, cross_entropy, mlp
 
+from mfac.file_lock import locked
 from mfac.gradient_file import HEADER_BYTES, GradientFile
 from mfac.gradients import collect_gradients
 
@@ -182,3 +183,15 @@ def test_fewer_batches_than_the_file_has_rows(path):
     with pytest.raises(ValueError, match="num_grads=9 rows were asked for and batches gave only 4 batches"):
         collect_gradients(case.model, case.loss_fn, batches[:4], 9, out=path)
     assert path.read_bytes() == written
+
+
+def test_two_cannot_collect_into_one_file(path):
+    lock = path.with_name(path.name + ".lock")
+    with (
+        locked(lock, path, "choose another out="),
+        pytest.raises(ValueError, match=rf"process {os.getpid()} on \S+ is writing to .*; wait for it, or choose"),
+    ):
+        collect(str(path), "batch")
+    assert not path.exists()
+    collect(str(path), "batch")
+    assert list(path.parent.iterdir()) == [path]

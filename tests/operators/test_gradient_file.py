@@ -46,8 +46,43 @@ def test_what_does_not_fit_is_refused(path):
         GradientFile.create(path, 1, 1)
     with pytest.raises(ValueError, match="holds 0 of 2 rows; 3 more do not fit"):
         file.append(torch.zeros(3, 3))
-    with pytest.raises(ValueError, match="has no complete row 0; it has 0"):
+    with pytest.raises(ValueError, match="there are 0 complete rows, and 0 to 1 are not among them"):
         file.read_rows(0, 1)
+    assert file.gather_columns(torch.tensor([2, 0])).shape == (0, 2)
+
+
+G = torch.arange(6.0).reshape(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda file: file.append(G.T), r"rows must be \[3\] or \[k, 3\], not \[3, 2\]"),
+        (lambda file: file.append(torch.zeros(1, 1, 3)), r"not \[1, 1, 3\]"),
+        (lambda file: file.append(G.long()), "rows must be a dense floating-point tensor, not torch.int64"),
+        (lambda file: file.append(G.to_sparse()), "rows must be a dense"),
+        (lambda file: file.append(G.to("meta")), "meta device"),
+        (lambda file: file.append(G.double() * 1e200), "not finite in torch.float32"),
+        (lambda file: file.append(G / 0), "not finite"),
+        (lambda file: file.read_columns(-2, 1), "there are 3 complete columns, and -2 to 1 are not among them"),
+        (lambda file: file.read_columns(2, 4), "2 to 4 are not among them"),
+        (lambda file: file.read_rows(2, 1), "2 to 1 are not"),
+        (lambda file: file.gather_columns(torch.tensor([0, -1])), "numbered from 0 to 2"),
+    ],
+)
+def test_shapes_and_ranges_are_strict(path, call, message):
+    file = GradientFile.create(path, 4, 3)
+    file.append(G)
+    with pytest.raises(ValueError, match=message):
+        call(file)
+    assert torch.equal(file.read_rows(0, file.rows), G)
+
+
+@pytest.mark.parametrize("sizes", [(-4, 3), (0, 3), (2, 0), (2.0, 3), (True, 3)])
+def test_sizes_are_positive_ints(path, sizes):
+    with pytest.raises(ValueError, match="must be a positive int, not"):
+        GradientFile.create(path, *sizes)
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("kind", [torch.int8, mfac.Int8(), mfac.TopK(0.1), "float32"], ids=str)
@@ -59,7 +94,9 @@ def test_only_plain_dtypes_and_short_fingerprints_are_stored(path, kind):
     assert not path.exists()
 
 
-HEADER = b"MFACROWS" + json.dumps({"num_grads": 1, "dim": 1, "dtype": "int8", "fingerprint": ""}).encode()
+def header(**changes):
+    fields = {"num_grads": 1, "dim": 1, "dtype": "float32", "fingerprint": ""} | changes
+    return (b"MFACROWS" + json.dumps(fields).encode()).ljust(HEADER_BYTES)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +104,11 @@ HEADER = b"MFACROWS" + json.dumps({"num_grads": 1, "dim": 1, "dtype": "int8", "f
     [
         (b"", "is not a gradient file"),
         (b"something else entirely" * 300, "is not a gradient file"),
-        (HEADER.ljust(HEADER_BYTES), r"stores rows as 'int8', and this version reads float32, .*; collect"),
+        (b"MFACROWS{".ljust(HEADER_BYTES), "the header of .*gradients.rows is damaged"),
+        (b"MFACROWS[]".ljust(HEADER_BYTES), "the header of .*gradients.rows is damaged"),
+        (b"MFACROWS{}".ljust(HEADER_BYTES), "the header of .*gradients.rows is damaged.*'dtype' is missing"),
+        (header(dim=-3), "the saved dim must be an int of 1 or more, not -3"),
+        (header(dtype="int8"), r"stores rows as 'int8', and this version reads float32, .*; collect"),
     ],
 )
 def test_other_files_are_refused(path, content, message):

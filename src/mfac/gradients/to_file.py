@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mfac.file_lock import locked
 from mfac.gradient_file import GradientFile
 from mfac.gradients.batches import Batch, tensors
 from mfac.gradients.collect import Collection, NotFiniteError
@@ -24,11 +25,23 @@ from mfac.memory import gib
 def collect_to_file(
     collection: Collection, batches: Iterable[Batch], path: str | os.PathLike[str], dtype: torch.dtype
 ) -> GradientFile:
-    """Appends the rows that the file does not have; it is made when the first of them is there."""
-    path, dim = Path(path), collection.layout.dim
-    file = GradientFile(path) if path.exists() else None
+    """Appends the rows that the file does not have; it is made when the first of them is there.
+
+    Raises:
+        ValueError: another process is appending to it, or it was made with something else.
+    """
+    path = Path(path)
+    done = GradientFile(path).rows if path.exists() else 0
+    _check_disk(path, collection.num_grads - done, collection.layout.dim * dtype.itemsize)
+    if done == collection.num_grads:
+        return _append_missing(collection, batches, path, dtype)
+    with locked(path.with_name(path.name + ".lock"), path, "choose another out="):
+        return _append_missing(collection, batches, path, dtype)
+
+
+def _append_missing(collection: Collection, batches: Iterable[Batch], path: Path, dtype: torch.dtype) -> GradientFile:
+    file, dim = GradientFile(path) if path.exists() else None, collection.layout.dim
     done = file.rows if file else 0
-    _check_disk(path, collection.num_grads - done, dim * dtype.itemsize)
     with evaluation(collection.model, collection.layout.tensors):
         stream = collection.stream(batches)
         head = next(stream, None)

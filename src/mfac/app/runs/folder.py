@@ -1,7 +1,6 @@
 """The folder of a run: run.json, always complete, and the files of its cells. One process at a time writes."""
 
 import datetime
-import fcntl
 import json
 import os
 import pickle
@@ -18,6 +17,7 @@ from safetensors.torch import load_file, save_model
 from torch import Tensor, nn
 
 from mfac.app.runs.format import FORMAT, RUN, Record, inside, is_report, read_run
+from mfac.file_lock import locked
 from mfac.pruning.atomic_file import replacing
 from mfac.pruning.compact_file import FORMAT as COMPACT
 from mfac.pruning.compact_file import load_compact
@@ -137,7 +137,7 @@ def open_run(path: Path, description: Record, *, fresh: bool = False) -> Iterato
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path} is a file; choose another folder (--out)")
     path.mkdir(parents=True, exist_ok=True)
-    with _locked(path):
+    with locked(inside(path, LOCK), path, "choose another folder (--out)"):
         before = read_run(path) if (path / RUN).exists() else None
         if before is None:
             _check_empty(path)
@@ -194,15 +194,3 @@ def _remove(files: list[Path], root: Path) -> None:
     for folder in {file.parent for file in files} - {root}:
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Holds a lock that ends with the process, however that ends."""
-    with open(inside(path, LOCK), "a") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            problem = f"another process is writing to {path}; wait for it, or choose another folder (--out)"
-            raise ValueError(problem) from None
-        yield
