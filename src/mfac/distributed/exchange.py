@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -25,45 +26,84 @@ PIECE_BYTES = 32 * 2**20
 MESSAGE_BYTES = 8 * 2**20
 
 
-def collect_share(
-    collection: Collection,
-    batches: Iterable[Batch],
-    shares: Sequence[ColumnShare],
-    ranks: Ranks,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Float[Tensor, "m columns"]:
-    """This rank's columns of the rows that all ranks make together."""
-    with ranks.together("making room for the rows"):
-        try:
-            grads = new_rows(collection.num_grads, len(shares[ranks.rank]), dtype, device)
-        except MemoryError as error:
-            raise MemoryError(f"{error}; this is for rank {ranks.rank}: the more ranks, the less for each") from None
-    _exchange(collection, batches, shares, ranks, dtype, grads)
-    return grads
+class Exchange(NamedTuple):
+    """Rows that all ranks make together from their batches; `shares` are the columns that each of them keeps."""
+
+    collection: Collection
+    batches: Iterable[Batch]
+    ranks: Ranks
+    shares: Sequence[ColumnShare]
+
+    def rows(self, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "m columns"]:
+        """This rank's columns of all rows."""
+        rank = self.ranks.rank
+        with self.ranks.together("making room for the rows"):
+            try:
+                grads = new_rows(self.collection.num_grads, len(self.shares[rank]), dtype, device)
+            except MemoryError as error:
+                raise MemoryError(f"{error}; this is for rank {rank}: the more ranks, the less for each") from None
+        self._fill(dtype, grads)
+        return grads
+
+    def blocks(self, block_size: int, device: torch.device) -> FisherBlocks:
+        """This rank's blocks of GᵀG, over all rows."""
+        with self.ranks.together("making room for the blocks"):
+            blocks = new_blocks(self.shares[self.ranks.rank].sizes, block_size, device)
+        self._fill(self.collection.layout.dtype, blocks)
+        return blocks
+
+    def _fill(self, dtype: torch.dtype, kept: Tensor | FisherBlocks) -> None:
+        """Makes and exchanges all rows, a piece at a time; if one rank fails, all do, and the model is as before.
+
+        Row i of rank r is row i · size + r of the matrix, so that pieces follow one another in the matrix too. A rank
+        holds what it keeps, a piece of its own rows, and a message.
+        """
+        collection, batches, ranks, shares = self
+        progress = collection.progress if ranks.rank == 0 else False  # one bar is enough
+        ours = replace(collection, first=ranks.rank, every=ranks.size, progress=progress)
+        size, dim, most = ranks.size, shares[-1].stop, -(-collection.num_grads // ranks.size)
+        piece = max(1, min(most, PIECE_BYTES // (dim * dtype.itemsize)))
+        with torch.inference_mode(False):
+            made = torch.empty(min(piece, ours.count), dim, dtype=dtype, device=collection.device)
+        chunks = ours.chunks(ours.stream(batches), piece=piece)
+        with evaluation(ours.model, ours.layout.tensors), closing(chunks):
+            for start in range(0, most, piece):
+                waiting, wanted = 0, max(0, min(piece, ours.count - start))
+                with ranks.together("collecting gradients"):
+                    while waiting < wanted:
+                        chunk = next(chunks)
+                        ours.fill(chunk, made[waiting : waiting + chunk.count])
+                        waiting += chunk.count
+                    ours.check()
+                first, last = start * size, min((start + piece) * size, collection.num_grads)
+                mine = kept[first:last] if isinstance(kept, Tensor) else made.new_empty(last - first, kept.dim)
+                self._send(made[:waiting], mine, piece)
+                if start == 0:
+                    _warn_of_repeats(mine[:size])
+                if not isinstance(kept, Tensor):
+                    kept.add(mine)
+
+    def _send(self, made: Float[Tensor, "n d"], into: Float[Tensor, "rows columns"], piece: int) -> None:
+        """Sends this rank's rows to those that keep the columns, and takes its columns of all ranks' rows."""
+        ranks, shares = self.ranks, self.shares
+        size, mine = ranks.size, shares[ranks.rank]
+        counts = [len(range(rank, len(into), size)) for rank in range(size)]
+        width = max(1, MESSAGE_BYTES // (piece * size * made.dtype.itemsize))
+        for first in range(0, max(map(len, shares)), width):
+            slices = [slice(share.start + first, min(share.start + first + width, share.stop)) for share in shares]
+            outgoing = [made[:, columns].reshape(-1) for columns in slices]
+            here = slice(min(first, len(mine)), min(first + width, len(mine)))
+            shapes = [(rows, here.stop - here.start) for rows in counts]
+            for rank, part in enumerate(ranks.exchange(outgoing, [rows * columns for rows, columns in shapes])):
+                into[rank::size, here] = part.view(shapes[rank]).to(into.device)
 
 
-def accumulate_share(
-    collection: Collection,
-    batches: Iterable[Batch],
-    shares: Sequence[ColumnShare],
-    ranks: Ranks,
-    block_size: int,
-    device: torch.device,
-) -> FisherBlocks:
-    """This rank's blocks of GᵀG, over the rows that all ranks make together."""
-    with ranks.together("making room for the blocks"):
-        blocks = new_blocks(shares[ranks.rank].sizes, block_size, device)
-    _exchange(collection, batches, shares, ranks, collection.layout.dtype, blocks)
-    return blocks
-
-
-def agreed_shares(
-    ranks: Ranks, collection: Collection, block_size: int | None, **arguments: object
-) -> tuple[ColumnShare, ...]:
-    """How the columns are divided among the ranks, once they agree on everything; raises as `check_ranks` does."""
+def agreed_exchange(
+    collection: Collection, batches: Iterable[Batch], ranks: Ranks, block_size: int | None, **arguments: object
+) -> Exchange:
+    """Divides the columns among the ranks, once they agree on everything; raises as `check_ranks` does."""
     check_ranks(ranks, collection, {"block_size": block_size, **arguments})
-    return column_shares(collection.layout.sizes, ranks.size, block_size)
+    return Exchange(collection, batches, ranks, column_shares(collection.layout.sizes, ranks.size, block_size))
 
 
 def check_ranks(ranks: Ranks, collection: Collection, arguments: Mapping[str, object]) -> None:
@@ -87,64 +127,6 @@ def check_ranks(ranks: Ranks, collection: Collection, arguments: Mapping[str, ob
     found |= arguments
     found |= {"which weights there are (names, sizes and masks)": coordinates, "the model's weights": weights}
     ranks.agree_on(found)
-
-
-def _exchange(
-    collection: Collection,
-    batches: Iterable[Batch],
-    shares: Sequence[ColumnShare],
-    ranks: Ranks,
-    dtype: torch.dtype,
-    kept: Tensor | FisherBlocks,
-) -> None:
-    """Makes and exchanges all rows, a piece at a time; if one rank fails, all do, and the model is as before.
-
-    Row i of rank r is row i · size + r of the matrix, so that pieces follow one another in the matrix too. A rank holds
-    what it keeps, a piece of its own rows, and a message.
-    """
-    progress = collection.progress if ranks.rank == 0 else False  # one bar is enough
-    ours = replace(collection, first=ranks.rank, every=ranks.size, progress=progress)
-    size, dim, most = ranks.size, shares[-1].stop, -(-collection.num_grads // ranks.size)
-    piece = max(1, min(most, PIECE_BYTES // (dim * dtype.itemsize)))
-    with torch.inference_mode(False):
-        made = torch.empty(min(piece, ours.count), dim, dtype=dtype, device=collection.device)
-    chunks = ours.chunks(ours.stream(batches), piece=piece)
-    with evaluation(ours.model, ours.layout.tensors), closing(chunks):
-        for start in range(0, most, piece):
-            waiting, wanted = 0, max(0, min(piece, ours.count - start))
-            with ranks.together("collecting gradients"):
-                while waiting < wanted:
-                    chunk = next(chunks)
-                    ours.fill(chunk, made[waiting : waiting + chunk.count])
-                    waiting += chunk.count
-                ours.check()
-            first, last = start * size, min((start + piece) * size, collection.num_grads)
-            mine = kept[first:last] if isinstance(kept, Tensor) else made.new_empty(last - first, kept.dim)
-            _send(made[:waiting], shares, ranks, mine, piece)
-            if start == 0:
-                _warn_of_repeats(mine[:size])
-            if not isinstance(kept, Tensor):
-                kept.add(mine)
-
-
-def _send(
-    made: Float[Tensor, "n d"],
-    shares: Sequence[ColumnShare],
-    ranks: Ranks,
-    into: Float[Tensor, "rows columns"],
-    piece: int,
-) -> None:
-    """Sends this rank's rows to those that keep the columns, and takes its columns of all ranks' rows."""
-    size, mine = ranks.size, shares[ranks.rank]
-    counts = [len(range(rank, len(into), size)) for rank in range(size)]
-    width = max(1, MESSAGE_BYTES // (piece * size * made.dtype.itemsize))
-    for first in range(0, max(map(len, shares)), width):
-        slices = [slice(share.start + first, min(share.start + first + width, share.stop)) for share in shares]
-        outgoing = [made[:, columns].reshape(-1) for columns in slices]
-        here = slice(min(first, len(mine)), min(first + width, len(mine)))
-        shapes = [(rows, here.stop - here.start) for rows in counts]
-        for rank, part in enumerate(ranks.exchange(outgoing, [rows * columns for rows, columns in shapes])):
-            into[rank::size, here] = part.view(shapes[rank]).to(into.device)
 
 
 def _warn_of_repeats(first_rows: Float[Tensor, "ranks d"]) -> None:

@@ -39,10 +39,9 @@ def accumulate_fisher(
                                 progress, seed, sample_fn, output_fn)  # fmt: skip
     where = collection.device if device is None else torch.device(device)
     if ranks.size > 1:
-        from mfac.distributed.exchange import accumulate_share, agreed_shares
+        from mfac.distributed.exchange import agreed_exchange
 
-        shares = agreed_shares(ranks, collection, block_size)
-        return accumulate_share(collection, batches, shares, ranks, block_size, where)
+        return agreed_exchange(collection, batches, ranks, block_size).blocks(block_size, where)
     blocks = new_blocks(collection.layout.sizes, block_size, where)
     sum_blocks(collection, batches, blocks)
     return blocks

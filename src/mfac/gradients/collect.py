@@ -110,10 +110,9 @@ def collect_gradients(
             raise ValueError(f"rows with out= are on disk, so device={str(device)!r} has no meaning; leave it out")
     where = collection.device if device is None else torch.device(device)
     if ranks.size > 1:
-        from mfac.distributed.exchange import agreed_shares, collect_share
+        from mfac.distributed.exchange import agreed_exchange
 
-        shares = agreed_shares(ranks, collection, block_size, dtype=row_dtype)
-        return collect_share(collection, batches, shares, ranks, row_dtype, where)
+        return agreed_exchange(collection, batches, ranks, block_size, dtype=row_dtype).rows(row_dtype, where)
     if out is not None:
         from mfac.gradients.to_file import collect_to_file
 

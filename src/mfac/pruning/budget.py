@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mfac.pruning.options import PruningOptions
+from mfac.pruning.options import PruningOptions, is_number
 from mfac.pruning.patterns import NOfM, parse_pattern
 from mfac.pruning.weights import MaskedWeights, matching_ids
 
@@ -58,9 +58,8 @@ def step_pools(pools: Sequence[Pool], kept_now: Sequence[int], recomputations: i
 
 def check_sparsity(sparsity: float) -> float:
     """The sparsity itself; raises ValueError if it is not a number from 0 to 1."""
-    is_number = isinstance(sparsity, int | float) and not isinstance(sparsity, bool)
-    if not is_number or not 0 <= sparsity <= 1:
-        hint = f"; did you mean {sparsity / 100:g}?" if is_number and 1 < sparsity < 100 else ""
+    if not is_number(sparsity) or not 0 <= sparsity <= 1:
+        hint = f"; did you mean {sparsity / 100:g}?" if is_number(sparsity) and 1 < sparsity < 100 else ""
         raise ValueError(f"sparsity is the fraction of zeros, a number from 0 to 1, not {sparsity!r}{hint}")
     return sparsity
 

@@ -68,7 +68,7 @@ class PruningOptions:
                 expected = ", ".join(map(repr, choices))
                 raise ValueError(f"{name} must be one of {expected}, not {getattr(self, name)!r}{hint}")
         floor = self.floor
-        if isinstance(floor, bool) or not isinstance(floor, int | float) or floor < 0 or (floor > 1 and floor % 1):
+        if not is_number(floor) or floor < 0 or (floor > 1 and floor % 1):
             raise ValueError(f"floor must be a number of weights or, below 1, a fraction of a tensor, not {floor!r}")
         if self.damping != "auto" and (isinstance(self.damping, str) or not self.damping > 0):
             raise ValueError(f'damping must be a positive number or "auto", not {self.damping!r}')
@@ -90,3 +90,8 @@ class PruningOptions:
 
 def _is_positive_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def is_number(value: object) -> bool:
+    """Whether it is an int or a float, and not a bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from mfac.pruning.options import is_number
+
 PAPER_FIRST = 0.5  # the paper prunes half of the weights at once, which is easily recovered from
 
 
@@ -16,7 +18,7 @@ def polynomial_schedule(initial: float, final: float, steps: int, power: float =
     The list ends with `final` and leaves out the present sparsity, `initial`. A power of 1 is linear.
     """
     _check_ends(initial, final, steps)
-    if not (_is_number(power) and power > 0 and math.isfinite(power)):
+    if not (is_number(power) and power > 0 and math.isfinite(power)):
         raise ValueError(f"power must be a positive number (3 is usual), not {power!r}")
     return [*(final + (initial - final) * (1 - t / steps) ** power for t in range(1, steps)), float(final)]
 
@@ -107,7 +109,7 @@ def checked_schedule(schedule: Iterable[float]) -> tuple[float, ...]:
     if not values:
         raise ValueError("schedule is empty; it needs one sparsity for each pruning step, such as [0.5, 0.8, 0.9]")
     for index, (before, value) in enumerate(zip((0.0, *values), values, strict=False)):
-        if not _is_number(value) or not 0 < value <= 1:
+        if not is_number(value) or not 0 < value <= 1:
             raise ValueError(f"schedule[{index}] is {value!r}; each entry is a sparsity above 0 and at most 1")
         if value <= before:
             raise ValueError(f"schedule[{index}] is {value}, not above the {before} before it; sparsities must rise")
@@ -115,11 +117,7 @@ def checked_schedule(schedule: Iterable[float]) -> tuple[float, ...]:
 
 
 def _check_ends(initial: float, final: float, steps: int) -> None:
-    if not (_is_number(initial) and _is_number(final) and 0 <= initial < final <= 1):
+    if not (is_number(initial) and is_number(final) and 0 <= initial < final <= 1):
         raise ValueError(f"a schedule needs 0 <= initial < final <= 1; these are {initial!r} and {final!r}")
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise ValueError(f"steps must be a positive int, not {steps!r}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from mfac.distributed.exchange import accumulate_share, check_ranks, collect_share
+from mfac.distributed.exchange import Exchange, check_ranks
 from mfac.distributed.shared_curvature import SharedCurvature
 from mfac.distributed.shares import ColumnShare, column_shares, shares_at
 from mfac.fisher_blocks import FisherBlocks
@@ -230,10 +230,10 @@ class FisherMethod:
         keep_rows = isinstance(self.pattern, Slices) or o.damping == "auto" or o.rows_dir is not None
         sums_up = size is not None and o.num_grads > ROWS_PER_BLOCK_SIZE * size and not keep_rows
         if self.ranks.size > 1:
-            exchanged = self.collection(step), step.stream, self._shares(step), self.ranks
+            exchange = Exchange(self.collection(step), step.stream, self.ranks, self._shares(step))
             if sums_up and size is not None:
-                return accumulate_share(*exchanged, size, layout.device)
-            return collect_share(*exchanged, layout.dtype, layout.device)
+                return exchange.blocks(size, layout.device)
+            return exchange.rows(layout.dtype, layout.device)
         arguments = step.weights.model, self.loss_fn, step.stream, o.num_grads
         shared: dict[str, Any] = {
             "params": list(layout.names), "masks": step.weights.masks, "per_sample": o.per_sample,

@@ -75,6 +75,7 @@ class Int8Rows(Rows):
         self.device = codes.device
         self._codes = codes
         self._scales = scales
+        self._stored = native.Stored(codes, scales, kind.block)
         self._written = written  # numbers the draws of stochastic rounding
 
     def compiled(self, dtype: torch.dtype) -> bool:
@@ -95,8 +96,7 @@ class Int8Rows(Rows):
         self._written += 1
 
     def project(self, n: int, x: Float[Tensor, "d *k"], dtype: torch.dtype) -> Float[Tensor, "n *k"]:
-        scaled = self._scales, self.kind.block
-        if x.ndim == 1 and (compiled := native.project(self._codes, n, x, dtype, *scaled)) is not None:
+        if x.ndim == 1 and (compiled := native.project(self._stored, n, x, dtype)) is not None:
             return compiled
         x = x.to(dtype)
         parts = torch.empty(len(self._scales), n, *x.shape[1:], dtype=dtype, device=x.device)
@@ -105,8 +105,7 @@ class Int8Rows(Rows):
         return torch.einsum("bn...,bn->n...", parts.double(), self._scales[:, :n].double())
 
     def combine(self, a: Float[Tensor, "n *k"], dtype: torch.dtype) -> Float[Tensor, "d *k"]:
-        scaled = self._scales, self.kind.block
-        if a.ndim == 1 and (compiled := native.combine(self._codes, a, dtype, *scaled)) is not None:
+        if a.ndim == 1 and (compiled := native.combine(self._stored, a, dtype)) is not None:
             return compiled
         out = torch.zeros(self.shape[1], *a.shape[1:], dtype=dtype, device=a.device)
         into = torch.addmv if a.ndim == 1 else torch.addmm

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -44,53 +45,36 @@ def available(numbers: Tensor) -> bool:
     return _library(numbers) is not None
 
 
-def project(
-    numbers: Tensor,
-    n: int,
-    x: Float[Tensor, " d"],
-    dtype: torch.dtype,
-    scales: Float[Tensor, "blocks m"] | None = None,
-    block: int | None = None,
-) -> Float[Tensor, " n"] | None:
-    """G x for the first n rows: computed in `dtype`, returned in float64; None where torch has to do it.
+class Stored(NamedTuple):
+    """Rows as stored: `numbers` [m, d], times `scales` where there are any, one for `block` columns of a row."""
 
-    The rows are `numbers` [m, d], multiplied by `scales` where there are any: one for `block` columns of a row.
-    """
-    if (library := _library(numbers)) is None:
+    numbers: Tensor
+    scales: Float[Tensor, "blocks m"] | None = None
+    block: int | None = None
+
+
+def project(rows: Stored, n: int, x: Float[Tensor, " d"], dtype: torch.dtype) -> Float[Tensor, " n"] | None:
+    """G x for the first n rows: computed in `dtype`, returned in float64; None where torch has to do it."""
+    if (library := _library(rows.numbers)) is None:
         return None
     x, out = x.to(dtype).contiguous(), torch.empty(n, dtype=torch.float64)
-    _run(getattr(library, f"project_{REAL[dtype]}"), numbers, scales, block, x, n, out, ROWS)
+    _run(getattr(library, f"project_{REAL[dtype]}"), rows, x, n, out, ROWS)
     return out
 
 
-def combine(
-    numbers: Tensor,
-    a: Float[Tensor, " n"],
-    dtype: torch.dtype,
-    scales: Float[Tensor, "blocks m"] | None = None,
-    block: int | None = None,
-) -> Float[Tensor, " d"] | None:
+def combine(rows: Stored, a: Float[Tensor, " n"], dtype: torch.dtype) -> Float[Tensor, " d"] | None:
     """Gᵀ a over the first len(a) rows, in `dtype`; None where torch has to do it."""
-    if (library := _library(numbers)) is None:
+    if (library := _library(rows.numbers)) is None:
         return None
-    a, out = a.double().contiguous(), torch.empty(numbers.shape[1], dtype=dtype)
-    _run(getattr(library, f"combine_{REAL[dtype]}"), numbers, scales, block, a, len(a), out, block or STRIP)
+    a, out = a.double().contiguous(), torch.empty(rows.numbers.shape[1], dtype=dtype)
+    _run(getattr(library, f"combine_{REAL[dtype]}"), rows, a, len(a), out, rows.block or STRIP)
     return out
 
 
-def _run(
-    function: Callable[..., None],
-    numbers: Tensor,
-    scales: Tensor | None,
-    block: int | None,
-    vector: Tensor,
-    n: int,
-    out: Tensor,
-    unit: int,
-) -> None:
+def _run(function: Callable[..., None], rows: Stored, vector: Tensor, n: int, out: Tensor, unit: int) -> None:
     """Computes `out` in as many threads as torch has, each an equal share of whole units."""
-    (m, d), at = numbers.shape, None if scales is None else scales.data_ptr()
-    arguments = numbers.data_ptr(), at, m, d, block or d, vector.data_ptr(), n
+    (m, d), scales = rows.numbers.shape, None if rows.scales is None else rows.scales.data_ptr()
+    arguments = rows.numbers.data_ptr(), scales, m, d, rows.block or d, vector.data_ptr(), n
 
     def work(first: int, last: int) -> None:
         function(*arguments, first, last, out.data_ptr())

@@ -55,11 +55,11 @@ class PlainRows(Rows):
         self._G[k] = stored.dense
 
     def project(self, n: int, x: Float[Tensor, "d *k"], dtype: torch.dtype) -> Float[Tensor, "n *k"]:
-        compiled = native.project(self._G, n, x, dtype) if dtype != self.dtype and x.ndim == 1 else None
+        compiled = native.project(native.Stored(self._G), n, x, dtype) if dtype != self.dtype and x.ndim == 1 else None
         return products.project(self._G[:n], x, dtype) if compiled is None else compiled
 
     def combine(self, a: Float[Tensor, "n *k"], dtype: torch.dtype) -> Float[Tensor, "d *k"]:
-        compiled = native.combine(self._G, a, dtype) if dtype != self.dtype and a.ndim == 1 else None
+        compiled = native.combine(native.Stored(self._G), a, dtype) if dtype != self.dtype and a.ndim == 1 else None
         return products.combine(self._G[: len(a)], a, dtype) if compiled is None else compiled
 
     def gram(self, n: int, dtype: torch.dtype) -> Float[Tensor, "n n"]:
