@@ -1,5 +1,6 @@
 """Damage in what was saved, noticed while it is read."""
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -17,7 +18,7 @@ def reading(what: str) -> Iterator[None]:
         yield
     except KeyError as error:
         raise ValueError(f"{what} is damaged, or something else: {error} is missing; load another") from error
-    except (TypeError, AttributeError, LookupError, RuntimeError, OverflowError) as error:
+    except (json.JSONDecodeError, TypeError, AttributeError, LookupError, RuntimeError, OverflowError) as error:
         raise ValueError(f"{what} is damaged, or something else ({error}); load another") from error
 
 

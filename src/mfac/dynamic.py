@@ -11,7 +11,8 @@ from torch.distributed import ProcessGroup
 
 from mfac.damage import count_of, reading, tensor_of
 from mfac.dual import DualBlocks
-from mfac.inverse_fisher import InverseFisher, check_count, check_damping, ranks_of
+from mfac.inverse_fisher import InverseFisher, check_damping, one_thread, ranks_of
+from mfac.memory import check_count
 from mfac.pages import BlockRun
 from mfac.precision import Precision, check_dense, check_precision, is_sensitive, needs_float64, product_dtype
 from mfac.products import squared_norm
@@ -46,6 +47,8 @@ class DynamicInverseFisher(InverseFisher):
             diagonals and indices are of that piece, and all ranks call the same methods in the same order. An update
             sends m numbers.
         devices: of this process, each of which holds a piece of the columns; vectors are expected on the first.
+
+    One thread at a time can use it: answers refresh what it remembers. A second one gets a RuntimeError.
 
     Raises:
         ValueError: an argument out of its range.
@@ -135,6 +138,7 @@ class DynamicInverseFisher(InverseFisher):
         """Gᵀc: the sum of the rows in the window, each times its coefficient."""
         return self._rows.combine(coefficients, self._update_dtype(self.dtype))
 
+    @one_thread
     @torch.no_grad()
     def widen(self, extra: int) -> None:
         """Appends `extra` weights, whose gradients so far are zero.
@@ -157,12 +161,14 @@ class DynamicInverseFisher(InverseFisher):
         """G Gᵀ of the rows in the window, in float64; a view of the operator's own memory."""
         return self._inverse.K[: self.num_seen, : self.num_seen]
 
+    @one_thread
     @torch.no_grad()
     def diagonal(self) -> Float[Tensor, " d"]:
         if self.num_seen == 0:
             return torch.full((self._dim,), 1 / self.damping, dtype=self.dtype, device=self.device)
         return self._frozen().diagonal().to(self.dtype)
 
+    @one_thread
     @torch.no_grad()
     def logdet(self) -> Float[Tensor, ""]:
         """log det F⁻¹ over the weights of all ranks, in float64."""
@@ -184,7 +190,6 @@ class DynamicInverseFisher(InverseFisher):
 
         The rows are the window's own memory: save the state, or deep-copy it, before the next update.
         """
-        inverse = self._inverse
         rough = torch.zeros(self.num_grads, dtype=torch.bool)
         rough[list(self._rough)] = True
         return {
@@ -193,17 +198,13 @@ class DynamicInverseFisher(InverseFisher):
             "normalize": self._normalize,
             "damping": self.damping,
             "updates": self._updates,
-            "num_seen": self.num_seen,
             "rows": self._rows.state(),
-            "gram": inverse.K.clone(),
-            "inverse": torch.zeros_like(inverse.K) if inverse.inverse is None else inverse.inverse.clone(),
-            "inverse_held": inverse.inverse is not None,
-            "factor_held": inverse.L is not None,
-            "age": inverse.age,
+            **self._inverse.state(),
             "rough": rough,
             "sensitive": self._sensitive,
         }
 
+    @one_thread
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Loads a saved state. Rows of another storage are converted, and their products recomputed.
@@ -223,12 +224,8 @@ class DynamicInverseFisher(InverseFisher):
                     )
             damping, n = check_damping(state["damping"], self.dtype), count_of(state, "num_seen", 0, self.num_grads)
             updates = count_of(state, "updates", n, n if n < self.num_grads else math.inf)
-            square = self._inverse.K.shape
-            gram, inverse = tensor_of(state, "gram", square), tensor_of(state, "inverse", square)
-            rough = tensor_of(state, "rough", square[:1]).nonzero().flatten().tolist()
-            fresh = SlidingInverse(self.num_grads, self.device)
-            held, age = inverse if state["inverse_held"] else None, count_of(state, "age")
-            fresh.restore(gram, n, self._divisor(n) * damping, held, age, bool(state["factor_held"]))
+            rough = tensor_of(state, "rough", (self.num_grads,)).nonzero().flatten().tolist()
+            fresh = SlidingInverse.of_state(state, self.num_grads, self.device, self._divisor(n) * damping)
             saved, sensitive = saved_rows(state["rows"]), bool(state["sensitive"])
             squares = squared_norms(saved, n, self._dim).to(self.device)
         if n and not torch.allclose(self._ranks.sum_(squares), fresh.K.diagonal()[:n], rtol=1e-3, atol=0):
@@ -249,6 +246,7 @@ class DynamicInverseFisher(InverseFisher):
     def _divisor(self, seen: int) -> int:
         return {"seen": seen, "full": self.num_grads, "sum": 1}[self._normalize]
 
+    @one_thread
     def _exchange(self, k: int, g: Float[Tensor, " d"], settle: bool = False) -> None:
         """Row k becomes g, or nothing changes; one host sync, for the checks. `settle`: F⁻¹g is going to be asked."""
         self._check_gradient(g)
@@ -329,6 +327,7 @@ class DynamicInverseFisher(InverseFisher):
             self._polish()
         return dtype
 
+    @one_thread
     def _apply(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]:
         if self.num_seen == 0:
             return x / self.damping
@@ -343,21 +342,25 @@ class DynamicInverseFisher(InverseFisher):
             return x * self.damping
         return self._frozen().forward(x)
 
+    @one_thread
     def _quadratic_form(self, x: Float[Tensor, "d k"]) -> Float[Tensor, " k"]:
         if self.num_seen == 0:
             return self._ranks.sum_(x.double().square().sum(0)) / self.damping
         return self._frozen().quadratic_form(x)
 
+    @one_thread
     def _elements(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         if self.num_seen == 0:
             return (rows == columns).double() / self.damping
         return self._frozen().elements(rows, columns)
 
+    @one_thread
     def set_damping(self, damping: float) -> None:
         """Assigns λ without factoring: where it is too small, the next answer raises and not this call."""
         self._damping, self._snapshot = check_damping(damping, self.dtype), None
         self._inverse.reset(self._divisor(max(self.num_seen, 1)) * self.damping)
 
+    @one_thread
     def _refactor(self, old_damping: float) -> None:
         self.set_damping(self.damping)
         try:

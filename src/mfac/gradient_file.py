@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mfac.damage import count_of, reading
+from mfac.memory import check_count
 from mfac.precision import check_dense
 
 MAGIC = b"MFACROWS"
@@ -49,9 +50,8 @@ class GradientFile:
 
         The dtype is float32, float64, bfloat16 or float16; the fingerprint any text, to be read back.
         """
-        for name, value in (("num_grads", num_grads), ("dim", dim)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be a positive int, not {value!r}")
+        check_count("num_grads", num_grads)
+        check_count("dim", dim)
         names = {value: name for name, value in DTYPES.items()}
         if dtype not in names:
             raise ValueError(f"a gradient file stores {', '.join(DTYPES)}, not {dtype!r}; choose one of these dtypes")
@@ -146,10 +146,7 @@ def _read_header(path: Path) -> dict[str, Any]:
     if len(header) < HEADER_BYTES or not header.startswith(MAGIC):
         raise ValueError(f"{path} is not a gradient file (it should start with {MAGIC.decode()})")
     with reading(f"the header of {path}"):
-        try:
-            fields: dict[str, Any] = json.loads(header[len(MAGIC) :])
-        except ValueError as error:
-            raise TypeError(f"it is not JSON: {error}") from None
+        fields: dict[str, Any] = json.loads(header[len(MAGIC) :])
         if fields["dtype"] not in DTYPES:
             raise ValueError(
                 f"{path} stores rows as {fields['dtype']!r}, and this version reads {', '.join(DTYPES)}; "

@@ -1,10 +1,12 @@
 """The interface of all inverse-Fisher operators: a symmetric positive definite d x d matrix that is never formed."""
 
+import functools
 import math
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,6 +16,8 @@ from torch import Tensor
 from mfac.gradient_file import GradientFile
 from mfac.memory import available_memory, gib
 from mfac.precision import check_dense
+
+P, T = ParamSpec("P"), TypeVar("T")
 
 
 class InverseFisher(ABC):
@@ -203,10 +207,23 @@ def check_damping(damping: float, dtype: torch.dtype = torch.float64) -> float:
     return value
 
 
-def check_count(name: str, value: int) -> None:
-    """Raises ValueError unless it is a positive int."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be a positive int, not {value!r}")
+def one_thread(method: Callable[P, T]) -> Callable[P, T]:
+    """Refuses a second thread while one is in such a method of the same object."""
+
+    @functools.wraps(method)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
+        used, me = vars(args[0]), threading.get_ident()
+        nested = used.get("_thread") == me
+        if used.setdefault("_thread", me) != me:  # atomic, and nothing that a copy or a pickle would have to keep
+            way = "let it finish first, or give each thread a copy.deepcopy"
+            raise RuntimeError(f"another thread is using this {type(args[0]).__name__}; {way}")
+        try:
+            return method(*args, **kwargs)
+        finally:
+            if not nested:
+                del used["_thread"]
+
+    return guarded
 
 
 class Ranks:

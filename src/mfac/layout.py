@@ -152,7 +152,11 @@ def matching(item: str | Tensor, known: Named, argument: str, owner: str) -> dic
     elif not isinstance(item, str):
         raise ValueError(f"{argument} takes names, 're:...' patterns and tensors, not {type(item).__name__}")
     elif item.startswith("re:"):
-        found = {name: tensor for name, tensor in known.items() if re.search(item[3:], name)}
+        try:
+            pattern = re.compile(item[3:])
+        except re.error as error:
+            raise ValueError(f"{argument}: {item!r} is not a regular expression after 're:': {error}") from None
+        found = {name: tensor for name, tensor in known.items() if pattern.search(name)}
     else:
         found = {name: known[name] for name in (item, plain_name(item)) if name in known}
     if not found:
@@ -175,11 +179,14 @@ def match_masks(masks: Mapping[Key, Tensor], known: Named, owner: str) -> list[t
     return [(key, tensor, as_mask(key, mask, tensor.shape)) for key, tensor, mask in found]
 
 
-def as_mask(key: str | Tensor, mask: Tensor, shape: torch.Size, convert: bool = True) -> Tensor:
+def as_mask(key: str | Tensor, mask: Tensor, shape: torch.Size | None = None) -> Tensor:
     """The mask as a bool tensor, converted if it holds zeros and ones; raises ValueError if it does not fit."""
-    if not isinstance(mask, Tensor) or mask.shape != shape or not (convert or mask.dtype == torch.bool):
+    dense = isinstance(mask, Tensor) and mask.layout == torch.strided and not mask.is_meta
+    if not dense or mask.shape != (mask.shape if shape is None else shape):
         found = f"{mask.dtype} of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else f"a {type(mask).__name__}"
-        raise ValueError(f"masks: {_label(key)} needs a bool tensor of shape {tuple(shape)}, this one is {found}")
+        found += "" if dense or not isinstance(mask, Tensor) else ", sparse or on the meta device"
+        wanted = "" if shape is None else f" of shape {tuple(shape)}"
+        raise ValueError(f"masks: {_label(key)} needs a bool tensor{wanted}, this one is {found}")
     if mask.dtype == torch.bool:
         return mask
     kept = mask != 0
@@ -224,7 +231,7 @@ def _kept_indices(name: str, tensor: Tensor, mask: Tensor | None) -> Tensor | No
     """The flat indices of the kept coordinates; None where all of them are."""
     if mask is None:
         return None
-    mask = as_mask(name, mask, tensor.shape, convert=False)
+    mask = as_mask(name, mask, tensor.shape)
     return None if bool(mask.all()) else mask.to(tensor.device).flatten().nonzero().squeeze(1)
 
 

@@ -21,6 +21,12 @@ def gib(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 / 10 else f"{num_bytes / 2**20:.1f} MiB"
 
 
+def check_count(name: str, value: int) -> None:
+    """Raises ValueError unless it is a positive int."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be a positive int, not {value!r}")
+
+
 def _meminfo_available() -> int | None:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()

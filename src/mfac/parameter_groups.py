@@ -41,7 +41,7 @@ def name_masks(masks: Mapping[Any, Tensor] | None, named: Mapping[str, Tensor]) 
     nameless = all(name.startswith("parameter ") for name in named)
     owner = "the optimizer" + " (give it model.named_parameters() to use names)" * nameless
     found = {names[id(find(key, named, owner))]: mask for key, mask in (masks or {}).items()}
-    return {name: as_mask(name, mask, named[name].shape, convert=False) for name, mask in found.items()}
+    return {name: as_mask(name, mask, named[name].shape) for name, mask in found.items()}
 
 
 def gradients_of(groups: Groups) -> dict[Tensor, Tensor]:

@@ -6,6 +6,7 @@ takes a fifth of torch's time for each; the formulas are the same for tensors an
 
 import math
 import sys
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mfac import woodbury
+from mfac.damage import count_of, tensor_of
 from mfac.precision import EPS64, PRODUCT_TOLERANCE, sensitivity
 
 # One refinement squares the relative error, and a step multiplies the rest by its sensitivity. A product with any
@@ -51,6 +53,25 @@ class SlidingInverse:
         self._spare: Tensor | None = None
         self.L: Tensor | None = None  # solves where it is held, with other last digits than the inverse
         self._column: tuple[int, Any] | None = None
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "num_seen": self.size,
+            "gram": self.K.clone(),
+            "inverse": torch.zeros_like(self.K) if self.inverse is None else self.inverse.clone(),
+            "inverse_held": self.inverse is not None,
+            "factor_held": self.L is not None,
+            "age": self.age,
+        }
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any], capacity: int, device: torch.device, shift: float) -> "SlidingInverse":
+        """Reads what `state` returned; ValueError where it is damaged."""
+        K, inverse = (tensor_of(state, name, (capacity, capacity)) for name in ("gram", "inverse"))
+        size, age = count_of(state, "num_seen", 0, capacity), count_of(state, "age")
+        read = cls(capacity, device)
+        read.restore(K, size, shift, inverse if state["inverse_held"] else None, age, bool(state["factor_held"]))
+        return read
 
     def restore(self, K: Tensor, size: int, shift: float, inverse: Tensor | None, age: int, has_factor: bool) -> None:
         """Takes over a saved state."""

@@ -1,6 +1,7 @@
 """The sliding window: its order, its drift, its state, and what it refuses."""
 
 import re
+import threading
 
 import numpy as np
 import oracle
@@ -239,3 +240,20 @@ def test_a_damping_too_small_for_float64_changes_nothing_and_the_advice_works(in
     assert same(op.state_dict(), other.state_dict())
     op.damping *= float(re.search(r"raise the damping (\S+) times", str(error.value))[1])
     assert op.update_and_apply(g).isfinite().all()
+
+
+def test_a_second_thread_is_refused():
+    op, entered, leave = fill(window(), mixed(8, 30)), threading.Event(), threading.Event()
+    op._rows.project = lambda *arguments: (entered.set(), leave.wait(), type(op._rows).project(op._rows, *arguments))[2]
+    x, found = torch.randn(30), []
+    first = threading.Thread(target=lambda: found.append(op @ x))
+    first.start()
+    entered.wait()
+    try:
+        for call in (op.update, op.update_and_apply, op.quadratic_form, lambda x: op @ x, lambda _: op.diagonal()):
+            with pytest.raises(RuntimeError, match="another thread is using this DynamicInverseFisher; let it finish"):
+                call(x)
+    finally:
+        leave.set()
+        first.join()
+    assert torch.equal(found[0], op @ x)

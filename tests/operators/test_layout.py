@@ -93,7 +93,8 @@ def test_masks_keep_only_the_chosen_coordinates():
     [
         ({"nothing": torch.ones(1).bool()}, "'nothing' matches no parameter of the model; it has 0.weight"),
         ({torch.zeros(3): torch.ones(3).bool()}, r"a tensor of shape \(3,\) matches no parameter"),
-        ({"0.bias": torch.ones(7)}, r"'0.bias' needs a bool tensor of shape \(7,\).*torch.float32"),
+        ({"0.bias": torch.rand(7)}, "'0.bias' has other values than True or 1 for kept and False or 0 for removed"),
+        ({"0.bias": torch.ones(7).to_sparse()}, "needs a bool tensor .* sparse or on the meta device"),
         ({"0.bias": torch.ones(6).bool()}, r"this one is torch.bool of shape \(6,\)"),
         ({"0.bias": torch.zeros(7).bool()}, "the masks keep no coordinate at all"),
     ],
@@ -101,3 +102,8 @@ def test_masks_keep_only_the_chosen_coordinates():
 def test_masks_that_do_not_fit(masks, message):
     with pytest.raises(ValueError, match=message):
         ParameterLayout(mlp().model, "0.bias", masks)
+
+
+def test_a_pattern_that_is_no_regular_expression():
+    with pytest.raises(ValueError, match=r"params: 're:\[' is not a regular expression after 're:': unterminated"):
+        ParameterLayout(mlp().model, "re:[")

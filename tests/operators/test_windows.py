@@ -298,6 +298,14 @@ def test_a_window_larger_than_the_memory_is_refused_with_what_would_fit(kind, me
         window(kind, m=1000, d=10**7)
 
 
+def test_where_not_one_row_fits_none_is_advised(monkeypatch):
+    monkeypatch.setattr("mfac.windows.storage.available_memory", lambda device: 10**4)
+    with pytest.raises(MemoryError, match=r"available; not one would fit: mask weights, or use several devices$"):
+        window(torch.float32, m=1000, d=10**7)
+    with pytest.raises(ValueError, match="num_grads must be a positive int, not -1"):
+        mfac.MFAC.memory_needed([torch.zeros(3, requires_grad=True)], num_grads=-1)
+
+
 def test_what_is_said_to_fit_does_fit(monkeypatch):
     monkeypatch.setattr("mfac.windows.storage.available_memory", lambda device: 2 * 10**5)
     for kind in (torch.float32, torch.int8, mfac.TopK(0.1, block=64)):

@@ -20,6 +20,11 @@ from mfac import MFAC, MFACPreconditioner
         ({"weight_decay": -1e-3}, "weight_decay must be 0 or more, not -0.001"),
         ({"num_grads": 0}, "num_grads must be a positive int, not 0"),
         ({"damping": 0.0}, "damping must be"),
+        ({"damping": True}, "damping must be positive and finite, not True"),
+        (
+            {"damping": 1e-300},
+            "damping 1e-300 is too small: answers grow to 1/damping, which torch.float32 cannot hold",
+        ),
         ({"damping": lambda step: -1.0}, "damping must be"),
         ({"normalize": "none"}, "normalize must be 'seen', 'full' or 'sum', not 'none'"),
         ({"window": torch.int32}, r"rows can be stored in torch.float32, .*, not torch.int32"),

@@ -96,6 +96,26 @@ def test_files_that_are_not_there_torn_or_others(tmp_path):
         load_compact(path)
 
 
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {},
+        {"shapes": "{", "aliases": "{}"},
+        {"shapes": "[]", "aliases": "{}"},
+        {"shapes": '{"w": [2, 4]}', "aliases": '{"tied": "lost"}'},
+        {"shapes": '{"v": [2, 4]}', "aliases": "{}"},
+        {"shapes": '{"w": [-2, 4]}', "aliases": "{}"},
+        {"shapes": '{"w": "many"}', "aliases": "{}"},
+    ],
+    ids=str,
+)
+def test_damaged_metadata_is_named(tmp_path, metadata):
+    tensors = {"w::values": torch.ones(4), "w::bits": torch.tensor([0b11110000], dtype=torch.uint8)}
+    save_file(tensors, tmp_path / "m.safetensors", metadata={"format": "mfac-compact-1", **metadata})
+    with pytest.raises(ValueError, match=r"m.safetensors is damaged|m.safetensors: 'w' has"):
+        load_compact(tmp_path / "m.safetensors")
+
+
 def test_a_model_that_does_not_fit_is_left_alone(tmp_path):
     path = tmp_path / "model.safetensors"
     save_compact(mlp().model, path)

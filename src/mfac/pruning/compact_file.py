@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mfac.damage import reading
 from mfac.layout import by_plain_name, match_masks, plain_name
 from mfac.pruning.atomic_file import read_tensors, write_tensors
 
@@ -75,12 +76,13 @@ def load_compact(path: str | os.PathLike[str], model: nn.Module | None = None) -
     tensors, description = read_tensors(path, "save_compact")
     if description.get("format") != FORMAT:
         raise ValueError(f"{path} is not a file of save_compact; read it with safetensors.torch.load_file")
-    shapes, aliases = json.loads(description["shapes"]), json.loads(description["aliases"])
-    state = {name: tensor for name, tensor in tensors.items() if not name.endswith((VALUES, BITS))}
-    masks = {}
-    for name, shape in shapes.items():
-        state[name], masks[plain_name(name)] = _unpack(path, name, shape, tensors)
-    state |= {name: state[original] for name, original in aliases.items()}
+    with reading(f"the content of {path}"):
+        shapes, aliases = json.loads(description["shapes"]), json.loads(description["aliases"])
+        state = {name: tensor for name, tensor in tensors.items() if not name.endswith((VALUES, BITS))}
+        masks = {}
+        for name, shape in shapes.items():
+            state[name], masks[plain_name(name)] = _unpack(path, name, shape, tensors)
+        state |= {name: state[original] for name, original in aliases.items()}
     if model is not None:
         _fill(model, state, path)
     return CompactModel(state, masks)

@@ -43,7 +43,7 @@ def save_masks(masks: Mapping[str, Tensor], path: str | os.PathLike[str]) -> Non
     """
     if not masks:
         raise ValueError("there are no masks to save")
-    checked = {plain_name(name): as_mask(name, mask, mask.shape) for name, mask in masks.items()}
+    checked = {plain_name(name): as_mask(name, mask) for name, mask in masks.items()}
     tensors = {name: mask.detach().cpu().contiguous().clone() for name, mask in checked.items()}
     write_tensors(tensors, path, {"format": FORMAT, "kept": "true"})
 
@@ -61,7 +61,7 @@ def masks_of_model(model: nn.Module) -> dict[str, Tensor]:
             mask = _fake_sparsity(module, attribute)
             if mask is not None:
                 found[f"{prefix}.{attribute}".lstrip(".")] = mask
-    return {plain_name(name): as_mask(name, mask, mask.shape).clone() for name, mask in found.items()}
+    return {plain_name(name): as_mask(name, mask).clone() for name, mask in found.items()}
 
 
 def masks_from_zeros(model: nn.Module) -> dict[str, Tensor]:
@@ -115,10 +115,7 @@ def to_torch_ao(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
 def _masks_of_mapping(entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """All entries of a dict of masks; of a state_dict, the `_mask` entries with an `_orig` beside them."""
     paired = [key for key in entries if key.endswith("_mask") and f"{key.removesuffix('_mask')}_orig" in entries]
-    return {
-        plain_name(key.removesuffix("_mask")): as_mask(key, entries[key], entries[key].shape).clone()
-        for key in paired or entries
-    }
+    return {plain_name(key.removesuffix("_mask")): as_mask(key, entries[key]).clone() for key in paired or entries}
 
 
 def _matched(model: nn.Module, masks: Mapping[str, Tensor]) -> list[tuple[str, Tensor, Tensor]]:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mfac.memory import available_memory, gib
+from mfac.memory import available_memory, check_count, gib
 from mfac.windows.devices import DeviceRows, device_widths
 from mfac.windows.int8 import Int8, Int8Rows
 from mfac.windows.plain import DTYPES, Plain, PlainRows
@@ -45,6 +45,7 @@ def as_devices(device: torch.device | str | None, devices: Sequence[torch.device
 
 def window_bytes(num_grads: int, dim: int, window: Window) -> int:
     """Memory of a window: its rows, and four m x m matrices of float64 (Gram, inverse, the next inverse, a factor)."""
+    check_count("num_grads", num_grads)
     return as_kind(window).bytes(num_grads, dim) + 4 * 8 * num_grads**2
 
 
@@ -54,11 +55,12 @@ def check_memory(num_grads: int, dim: int, kind: Kind, device: torch.device) -> 
     if available is None or needed <= available:
         return
     smaller = [other for other in SMALLER if _row_bytes(other, dim) < _row_bytes(kind, dim)]
-    ways = [f"{_fitting(num_grads, dim, other, available)} of them with window={other.name}" for other in smaller]
-    others = f", or {', or '.join(ways)}" if ways else ""
+    own, *others = (_fitting(num_grads, dim, each, available) for each in (kind, *smaller))
+    ways = [f", or {rows} of them with window={each.name}" for rows, each in zip(others, smaller, strict=True) if rows]
+    advice = f"num_grads={own} would fit" if own else "not one would fit: mask weights, or use several devices"
     raise MemoryError(
         f"a window of {num_grads} gradients of {dim} weights in {kind.name} needs {gib(needed)} on {device} and "
-        f"{gib(available)} are available; num_grads={_fitting(num_grads, dim, kind, available)} would fit{others}"
+        f"{gib(available)} are available; {advice}{''.join(ways)}"
     )
 
 
