@@ -26,6 +26,7 @@ class Ledger:
         self.path = folder / f"{name}.json"
         facts = {"date": datetime.date.today().isoformat(), **environment()}
         self.record: dict[str, Any] = {"command": command, "environment": facts, "cells": {}}
+        self._own: dict[str, Any] = {}  # cells that this process has computed
         self._merge_saved()
 
     @property
@@ -34,15 +35,20 @@ class Ledger:
 
     def cell(self, key: str, compute: Callable[[], Any]) -> Any:
         """What is saved under `key`, or the result of `compute`, saved at once."""
-        if key not in self.cells:
+        found = self.cells.get(key)
+        if found is None or (isinstance(found, dict) and found.get("partial")):
             print(f"{key} ...", flush=True)
-            self.cells[key] = compute()
-            self._save()
+            self.note(key, compute())
         return self.cells[key]
 
+    def note(self, key: str, value: Any) -> None:
+        """Saves a cell; one with `partial` is not finished, and `cell` computes it anew."""
+        self._own[key] = value
+        self._save()
+
     def _merge_saved(self) -> None:
-        if self.path.exists():
-            self.record["cells"] = json.loads(self.path.read_text())["cells"] | self.cells
+        saved = json.loads(self.path.read_text())["cells"] if self.path.exists() else {}
+        self.record["cells"] = saved | self._own
 
     def _save(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)

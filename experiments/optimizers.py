@@ -1,126 +1,160 @@
-"""Training with M-FAC against SGD with momentum, Adam and AdamW: loss and accuracy by step and by second.
+"""FullMatrixAdam and M-FAC against their rivals at length: loss and accuracy by step and by second.
 
-    python -m experiments.optimizers digits     # an MLP on scikit-learn's digits, five seeds: a minute
-    python -m experiments.optimizers cifar10    # ResNet20 on CIFAR-10, three epochs: over an hour on one core
-    python -m experiments.optimizers windows    # one learning rate, windows from 16 to 1024
-    python -m experiments.optimizers plot       # the pictures of the results
+    python -m experiments.optimizers cifar10 --only Muon  # ResNet20, ten epochs: half an hour and more for each run
+    python -m experiments.optimizers stories              # stories260K's architecture from scratch on TinyStories
+    python -m experiments.optimizers stories-2m           # the same at 2 million weights
+    python -m experiments.optimizers shakespeare          # a character model
+    python -m experiments.optimizers digits               # an MLP on scikit-learn's digits, five seeds: minutes
+    python -m experiments.optimizers windows              # M-FAC: one learning rate, windows from 16 to 1024
+    python -m experiments.optimizers plot                 # the pictures and tables of the results
 
-Each optimizer gets the same small search: four settings, a short run each; the lowest training loss wins. All runs
-lower the learning rate to zero by a cosine. Seconds are processor time of one thread, without evaluation.
+Each optimizer gets the same search: three settings, a short run each on a part of the training data; the best on the
+held-out part is trained on all of it. All runs lower the learning rate to zero by a cosine. Decoupled decay is 1e-4 a
+step for all at the start. Runs are resumed at their last epoch. Seconds are processor time, without evaluation.
 """
 
 import argparse
-import itertools
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import mfac
-from experiments import data, drawing
+from experiments import drawing
+from experiments.baselines.ggt import GGT
 from experiments.ledger import IMAGES, Ledger
-from experiments.models.resnet import ResNet
-from experiments.training import Training, cosine, last_loss
+from experiments.training import Training, cosine, file_of, last_loss
+from experiments.training_tasks import Task, cifar10, digits, shakespeare, stories
 
-Make = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
+Named = list[tuple[str, Tensor]]
+Make = Callable[[Named], torch.optim.Optimizer]
 TITLES = {
     "digits": "An MLP on scikit-learn's digits, mean of five seeds",
-    "cifar10": "ResNet20 on CIFAR-10, three epochs of batches of 128",
+    "cifar10": "ResNet20 on CIFAR-10, ten epochs of batches of 128",
+    "stories": "stories260K's architecture on TinyStories",
+    "stories-2m": "A Llama of 2 million weights on TinyStories",
+    "shakespeare": "A character model on tinyshakespeare",
 }
+LEADING = ("FullMatrixAdam, orthogonalized", "Muon", "SOAP", "FullMatrixAdam")  # of which all seeds are run
+LOST = 1e-4  # of a weight by decoupled decay in a step at the full learning rate
 
 
-@dataclass(frozen=True)
-class Task:
-    model: Callable[[int], nn.Module]
-    batches: Callable[[int], Iterable[tuple[Tensor, Tensor]]]
-    test: Callable[[nn.Module], dict[str, float]]
-    steps: int
-    search_steps: int
-    seeds: int
-    test_every: int
+def muon(named: Named, lr: float) -> torch.optim.Optimizer:
+    """Matrices but for embeddings and heads by Muon; the others by AdamW at a fifth of its learning rate."""
+    from pytorch_optimizer import Muon
+
+    def hidden(name: str, tensor: Tensor) -> bool:
+        return tensor.ndim > 1 and not any(part in name for part in ("embed", "head", "linear", "fc"))
+
+    split = {flag: [tensor for name, tensor in named if hidden(name, tensor) is flag] for flag in (True, False)}
+    return Muon([
+        {"params": split[True], "use_muon": True, "lr": lr, "weight_decay": LOST / lr},
+        {"params": split[False], "use_muon": False, "lr": lr / 5, "weight_decay": 5 * LOST / lr},
+    ])  # fmt: skip
 
 
-def contenders(num_grads: int, dampings: tuple[float, float], decay: float) -> dict[str, dict[str, Make]]:
-    """{optimizer: {settings: how to make it}}, four each; momentum and decay are those of the paper's ResNet20 table.
+def rival(name: str) -> Callable[..., torch.optim.Optimizer]:
+    """An optimizer of pytorch-optimizer, which is imported when it is made."""
 
-    With normalize="sum" a damping of 512e-5 and a learning rate of 0.5 are the paper's at m = 512.
-    """
-    rates = (3e-4, 1e-3, 3e-3, 1e-2)
-    ours = partial(mfac.MFAC, num_grads=num_grads, weight_decay=decay, normalize="sum")
-    sgd = partial(torch.optim.SGD, momentum=0.9, weight_decay=1e-4)
-    adamw = partial(torch.optim.AdamW, weight_decay=0.01)
+    def make(named: Named, lr: float, **options: Any) -> torch.optim.Optimizer:
+        import pytorch_optimizer
+
+        return getattr(pytorch_optimizer, name)([tensor for _, tensor in named], lr=lr, **options)
+
+    return make
+
+
+def decayed(make: Callable[..., Any], rates: tuple[float, ...], **options: Any) -> dict[str, Make]:
+    return {f"lr {lr:g}": partial(make, lr=lr, weight_decay=LOST / lr, **options) for lr in rates}
+
+
+def contenders(num_grads: int, damping: float, decay: float) -> dict[str, dict[str, Make]]:
+    """{optimizer: {setting: how to make it}}, three each. M-FAC's decay is that of the paper's ResNet20 table."""
+    sgd = partial(torch.optim.SGD, momentum=0.9, nesterov=True, weight_decay=5e-4)
+    paper = partial(mfac.MFAC, num_grads=num_grads, weight_decay=decay, normalize="sum")
+    pairs = ((0.5, damping), (1.0, damping), (1.0, 10 * damping))
+    shampoo = partial(rival("ScalableShampoo"), preconditioning_compute_steps=10, decoupled_weight_decay=True)
     return {
-        "M-FAC": {f"lr {lr:g}, damping {damping:g}": partial(ours, lr=lr, damping=damping)
-                  for lr, damping in itertools.product((0.5, 1.0), dampings)},
-        "SGD, momentum": {f"lr {lr:g}": partial(sgd, lr=lr) for lr in (0.03, 0.1, 0.3, 1.0)},
-        "Adam": {f"lr {lr:g}": partial(torch.optim.Adam, lr=lr) for lr in rates},
-        "AdamW": {f"lr {lr:g}": partial(adamw, lr=lr) for lr in rates},
-    }  # fmt: skip
+        "FullMatrixAdam, orthogonalized": decayed(mfac.FullMatrixAdam, (1e-2, 2e-2, 4e-2), orthogonalize=True),
+        "Muon": {f"lr {lr:g}": partial(muon, lr=lr) for lr in (5e-3, 1e-2, 2e-2)},
+        "FullMatrixAdam": decayed(mfac.FullMatrixAdam, (3e-3, 6e-3, 1.2e-2)),
+        "SOAP": decayed(rival("SOAP"), (1e-3, 3e-3, 1e-2)),
+        "AdamW": decayed(torch.optim.AdamW, (1e-3, 3e-3, 1e-2)),
+        "SGD, Nesterov": {f"lr {lr:g}": partial(sgd, lr=lr) for lr in (0.03, 0.1, 0.3)},
+        "Shampoo": decayed(shampoo, (0.03, 0.1, 0.3)),
+        "GGT": {f"lr {lr:g}": partial(GGT, lr=lr, weight_decay=1e-4) for lr in (0.01, 0.03, 0.1)},
+        "M-FAC": {f"lr {lr:g}, damping {d:g}": partial(paper, lr=lr, damping=d) for lr, d in pairs},
+    }
 
 
-def digits() -> Task:
-    from sklearn.datasets import load_digits
-
-    images, labels = (torch.from_numpy(part) for part in load_digits(return_X_y=True))
-    images, labels = images.float() / 16, labels.long()
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    train, held_out = order[:1437], order[1437:]
-
-    def batches(seed: int) -> Iterable[tuple[Tensor, Tensor]]:
-        generator = torch.Generator().manual_seed(seed)
-        while True:
-            for chosen in train[torch.randperm(len(train), generator=generator)].split(32)[:-1]:
-                yield images[chosen], labels[chosen]
-
-    def model(seed: int) -> nn.Module:
-        torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
-
-    @torch.no_grad()
-    def test(model: nn.Module) -> dict[str, float]:
-        return {"accuracy": 100 * float((model(images[held_out]).argmax(1) == labels[held_out]).float().mean())}
-
-    return Task(model, batches, test, steps=440, search_steps=220, seeds=5, test_every=44)
-
-
-def cifar10() -> Task:
-    def model(seed: int) -> nn.Module:
-        torch.manual_seed(seed)
-        return ResNet(20, projection=False).to(memory_format=torch.channels_last)
-
-    return Task(model, lambda seed: data.cifar_batches(128, data.CIFAR10, seed), data.make_test(data.CIFAR10),
-                steps=1170, search_steps=100, seeds=1, test_every=130)  # fmt: skip
-
-
-TASKS = {
-    "digits": (digits, contenders(num_grads=256, dampings=(1e-2, 1e-1), decay=0.0)),
-    "cifar10": (cifar10, contenders(num_grads=512, dampings=(512e-5, 512e-4), decay=3e-3)),
+larger = {"hidden_size": 160, "intermediate_size": 432, "num_hidden_layers": 6}
+TASKS: dict[str, tuple[Callable[[], Task], dict[str, dict[str, Make]]]] = {
+    "digits": (digits, contenders(num_grads=256, damping=1e-2, decay=0.0)),
+    "cifar10": (cifar10, contenders(num_grads=256, damping=512e-5, decay=3e-3)),
+    "stories": (stories, contenders(num_grads=256, damping=1e-2, decay=0.0)),
+    "stories-2m": (partial(stories, **larger), contenders(num_grads=64, damping=1e-2, decay=0.0)),
+    "shakespeare": (shakespeare, contenders(num_grads=256, damping=1e-2, decay=0.0)),
 }
 
 
-def train(task: Task, make: Make, steps: int, seed: int, tests: bool = True) -> dict[str, Any]:
+def train(
+    task: Task,
+    make: Make,
+    steps: int,
+    seed: int,
+    tests: bool = True,
+    keep: str | None = None,
+    ledger: Ledger | None = None,
+) -> dict[str, Any]:
+    """A run. With `keep`, the key of its cell, it is saved after every pass, with its figures in the ledger."""
     model = task.model(seed)
-    test = task.test if tests else None
-    run = Training(model, make(model.parameters()), task.batches(seed), steps, cosine, test=test,
-                   test_every=task.test_every)  # fmt: skip
-    return {"seed": seed} | run.run()
+    run = Training(model, make(list(model.named_parameters())), task.batches(seed), steps, cosine, loss_fn=task.loss_fn,
+                   test=task.test if tests else None, test_every=task.test_every,
+                   keep=None if keep is None else file_of(keep))  # fmt: skip
+    if keep is not None and ledger is not None:
+        run.note = lambda record: ledger.note(keep, {"seed": seed} | thinned(record, task.test_every))
+    record = run.run()
+    return {"seed": seed} | (record if keep is None else thinned(record, task.test_every))
 
 
-def compare(name: str) -> None:
+def thinned(record: dict[str, Any], every: int) -> dict[str, Any]:
+    """A record with the mean loss of each `every` steps, and the seconds at their end."""
+    losses = [record["losses"][i : i + every] for i in range(0, len(record["losses"]), every)]
+    means = [round(sum(part) / len(part), 5) for part in losses]
+    return record | {"losses": means, "seconds": record["seconds"][every - 1 :: every], "every": every}
+
+
+def score(run: dict[str, Any]) -> float:
+    """Of a search: lower is better; infinite if it diverged."""
+    last = run["tests"][-1] if run["finished"] else {"loss": math.inf}
+    return last.get("loss", -last.get("accuracy", 0.0))
+
+
+def compare(name: str, only: str = "", seeds: int | None = None) -> None:
     build, entrants = TASKS[name]
     task = build()
+    assert task.search is not None
     ledger = Ledger(f"optimizers_{name}", f"python -m experiments.optimizers {name}")
     for label, settings in entrants.items():
+        if only not in ("", label):
+            continue
         for setting, make in settings.items():
-            search = partial(train, task, make, task.search_steps, 0, tests=False)
-            ledger.cell(f"search, {label}, {setting}", search)
-        best = min(settings, key=lambda setting: last_loss(ledger.cells[f"search, {label}, {setting}"]))
-        for seed in range(1, task.seeds + 1):
+            key = f"search, {label}, {setting}"
+            ledger.cell(
+                key,
+                partial(train, replace(task.search, test_every=task.search_steps), make, task.search_steps, 0, True),
+            )
+        best = min(settings, key=lambda setting: score(ledger.cells[f"search, {label}, {setting}"]))
+        count = seeds or (task.seeds if label in LEADING or name == "digits" else 1)
+        for seed in range(1, count + 1):
             key = f"run, {label}, {best}, seed {seed}"
-            run = ledger.cell(key, partial(train, task, settings[best], task.steps, seed))
+            run = ledger.cell(
+                key, partial(train, task, settings[best], task.steps, seed, keep=f"{name}, {key}", ledger=ledger)
+            )
             print(f"{label}: {best}, loss {last_loss(run):.4f}, {run['tests'][-1:]}, {run['seconds'][-1]:.0f} s")
 
 
@@ -136,50 +170,58 @@ def windows() -> None:
                 print(f"{normalize}, m = {m}: loss {last_loss(run):.4f}, accuracy {run['tests'][-1:]}")
 
 
-def accuracies(run: dict[str, Any]) -> drawing.Curve:
+def accuracies(run: dict[str, Any], what: str = "accuracy") -> drawing.Curve:
     """(steps, accuracies) of a run's tests; older results have pairs in place of dictionaries."""
-    pairs = ((t["step"], t["accuracy"]) if isinstance(t, dict) else tuple(t) for t in run["tests"])
+    pairs = ((t["step"], t[what]) if isinstance(t, dict) else tuple(t) for t in run["tests"])
     return drawing.curve(pairs)
 
 
 def mean(columns: list[list[float]]) -> list[float]:
-    return [sum(values) / len(values) for values in zip(*columns, strict=True)]
+    return [sum(values) / len(values) for values in zip(*columns, strict=False)]
 
 
-def smooth(values: list[float], width: int) -> list[float]:
-    return [sum(values[max(0, i - width + 1) : i + 1]) / min(i + 1, width) for i in range(len(values))]
+def steps_to(run: dict[str, Any], mark: float) -> float:
+    """The number of steps until the tests reach an accuracy, interpolated; NaN if they never do."""
+    before = (0, 10.0)
+    for step, value in zip(*accuracies(run), strict=True):
+        if value >= mark:
+            return before[0] + (step - before[0]) * (mark - before[1]) / (value - before[1])
+        before = (step, value)
+    return math.nan
 
 
 def plot_task(name: str) -> None:
-    """Three panels: loss by step, loss by second, accuracy by step."""
+    """Three panels: loss by step, loss by second, tests by step; and a table of the runs."""
     cells = Ledger(f"optimizers_{name}", "").cells
     figure, ((by_step, by_second, tested),) = drawing.panels(1, 3, (13, 3.9))
     for number, label in enumerate(TASKS[name][1]):
-        found = {key: run for key, run in cells.items() if key.startswith(f"run, {label}, ") and run["finished"]}
+        found = {key: run for key, run in cells.items() if key.startswith(f"run, {label}, lr") and run["losses"]}
         if not found:
             continue
         setting = next(iter(found)).removeprefix(f"run, {label}, ").rsplit(", seed", 1)[0]
         runs, look = list(found.values()), drawing.style(number)
-        losses = smooth(mean([run["losses"] for run in runs]), 20)
-        every = max(1, len(losses) // 8)
-        by_step.plot(losses, label=f"{label} ({setting})", markevery=every, **look)
-        by_second.plot(mean([run["seconds"] for run in runs]), losses, markevery=every, **look)
-        tested.plot(accuracies(runs[0])[0], mean([accuracies(run)[1] for run in runs]), **look)
-    by_step.set(xlabel="step", ylabel="training loss, mean of 20 steps", yscale="log")
+        what = "accuracy" if "accuracy" in runs[0]["tests"][-1] else "loss"
+        losses, every = mean([run["losses"] for run in runs]), runs[0]["every"]
+        places = [every * (i + 1) for i in range(len(losses))]
+        by_step.plot(places, losses, label=f"{label} ({setting})", **look)
+        by_second.plot(mean([run["seconds"] for run in runs]), losses, **look)
+        tested.plot(accuracies(runs[0], what)[0], mean([accuracies(run, what)[1] for run in runs]), **look)
+        ends = [run["tests"][-1][what] for run in runs]
+        marks = [sum(steps_to(run, mark) for run in runs) / len(runs) for mark in (80, 85) if name == "cifar10"]
+        shown = "".join(f" {mark:.0f} |" for mark in marks)
+        print(f"| {label} ({setting}) | {sum(ends) / len(ends):.4g} of {len(runs)} | {losses[-1]:.4f} |{shown}")
+    by_step.set(xlabel="step", ylabel="training loss", yscale="log")
     by_second.set(xlabel="seconds of one core", ylabel="training loss", yscale="log")
-    tested.set(xlabel="step", ylabel="test accuracy, %")
+    tested.set(xlabel="step", ylabel=f"test {what}")
     figure.suptitle(TITLES[name])
-    figure.legend(*by_step.get_legend_handles_labels(), loc="outside lower center", ncol=4, fontsize=9, frameon=False)
+    figure.legend(*by_step.get_legend_handles_labels(), loc="outside lower center", ncol=3, fontsize=9, frameon=False)
     drawing.save(figure, IMAGES / f"optimizers_{name}.png")
 
 
-def plot() -> None:
-    """Every task; and the last loss against m, with one learning rate and one damping."""
-    for name in TASKS:
-        plot_task(name)
-    cells = Ledger("optimizers_windows", "").cells
+def plot_windows() -> None:
+    """The last loss against m, with one learning rate and one damping."""
     points: dict[str, list[tuple[int, float]]] = {"full": [], "sum": []}
-    for key, run in cells.items():
+    for key, run in Ledger("optimizers_windows", "").cells.items():
         if run["finished"]:
             normalize, m, _ = key.split(", ")
             points[normalize].append((int(m.removeprefix("m ")), sum(run["losses"][-44:]) / 44))
@@ -190,15 +232,25 @@ def plot() -> None:
              title="One learning rate for every window: digits, three seeds")  # fmt: skip
     ticks = sorted({m for found in points.values() for m, _ in found})
     axis.set_xticks(ticks, map(str, ticks))
-    figure.legend(loc="outside lower center", frameon=False)  # inside it would cover a point
+    axis.legend()
     drawing.save(figure, IMAGES / "optimizers_windows.png")
+
+
+def plot() -> None:
+    for name in TASKS:
+        if Ledger(f"optimizers_{name}", "").cells:
+            print(f"\n{TITLES[name]}")
+            plot_task(name)
+    plot_windows()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=[*TASKS, "windows", "plot"])
-    what = parser.parse_args().what
-    {"windows": windows, "plot": plot}.get(what, lambda: compare(what))()
+    parser.add_argument("--only", default="", help="one optimizer, by its name here")
+    parser.add_argument("--seeds", type=int, help="runs of each")
+    given = parser.parse_args()
+    {"windows": windows, "plot": plot}.get(given.what, lambda: compare(given.what, given.only, given.seeds))()
 
 
 if __name__ == "__main__":

@@ -102,6 +102,7 @@ class Training:
         self.clock: list[float] = []
         self.tests: list[dict[str, float]] = []
         self.passes = 0
+        self.note: Callable[[dict[str, Any]], None] | None = None  # gets the record whenever a checkpoint is saved
 
     def run(self) -> dict[str, Any]:
         """{finished, losses, seconds (processor time after every step), tests}."""
@@ -154,6 +155,8 @@ class Training:
             losses=self.losses, clock=self.clock, tests=self.tests, passes=self.passes, random=torch.get_rng_state(),
             order=None if generator is None else generator.get_state(),
         )  # fmt: skip
+        if self.note is not None:
+            self.note(self._record(finished=False) | {"partial": True})
 
     def _resume(self) -> None:
         record = self.checkpoint.load()
