@@ -119,8 +119,9 @@ class DynamicInverseFisher(InverseFisher):
         self._exchange(k, g)
 
     @torch.no_grad()
-    def update_and_apply(self, g: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
-        """`update(g)`, then F⁻¹ of the row as stored: k Gᵀ S⁻¹ e, the push-through form.
+    def update_and_apply(self, g: Float[Tensor, " d"], average: float = 0.0) -> Float[Tensor, " d"]:
+        """`update(g)`, then F⁻¹ of the row as stored: k Gᵀ S⁻¹ e, the push-through form; or, with an `average` β, of
+        the average of all rows, with weights β^age / Σ.
 
         Raises:
             torch.linalg.LinAlgError: a RuntimeError; the damping is too small for these gradients, even in float64. The
@@ -130,10 +131,12 @@ class DynamicInverseFisher(InverseFisher):
         self._exchange(k, g, settle=True)
         self._updates += 1
         coefficients = self._inverse.column(k, self._divisor(self.num_seen))
+        if average:
+            weights = average ** ((k - torch.arange(self.num_seen, device=self.device)) % self.num_grads).double()
+            coefficients = self._inverse.solve(weights * (self._divisor(self.num_seen) / weights.sum()))
         step = self._rows.combine(coefficients, self._update_dtype(g.dtype))
         return step if step.dtype == g.dtype else step.to(g.dtype)
 
-    @torch.no_grad()
     def combine(self, coefficients: Float[Tensor, " n"]) -> Float[Tensor, " d"]:
         """Gᵀc: the sum of the rows in the window, each times its coefficient."""
         return self._rows.combine(coefficients, self._update_dtype(self.dtype))

@@ -78,6 +78,10 @@ class FullMatrixAdam(WindowOptimizer):
         process_group: ProcessGroup | None = None,
         devices: Sequence[torch.device | str] | None = None,
     ):
+        if isinstance(damping, str):
+            raise ValueError(
+                f"damping must be a number or a function of the steps, not {damping!r}: it is relative here"
+            )
         self.seconds = 0.0
         defaults = {"lr": lr, "betas": betas, "power": power, "length": length, "eps": eps}
         defaults |= {"weight_decay": weight_decay, "orthogonalize": orthogonalize, "maximize": maximize}

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from mfac.precision import Precision
 from mfac.windows.storage import Window, window_bytes
 
 WINDOW_ENTRIES = {"rows", "columns", "shape", "mask", "window"}  # of a parameter's saved state
+
+OWN = ("_window", "seconds", "max_step_norm", "momentum_on", "shared")  # attributes beyond torch's
 
 
 class WindowOptimizer(Windowed, Optimizer, ABC):
@@ -116,8 +118,7 @@ class WindowOptimizer(Windowed, Optimizer, ABC):
             handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: value for name, value in self.__dict__.items() if name in ("_window", "seconds", "max_step_norm")}
-        return super().__getstate__() | own
+        return super().__getstate__() | {name: self.__dict__[name] for name in OWN if name in self.__dict__}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -208,8 +209,11 @@ class MFAC(WindowOptimizer):
         params: parameters, named parameters or groups, as for any torch optimizer.
         lr: with `normalize="full"` the step grows like lr · m; with "sum" one learning rate suits every m.
         num_grads: m.
-        damping: λ, or a function of the number of steps so far; `optimizer.damping` can be assigned.
+        damping: λ, a function of the number of steps so far, or "auto": a tenth of the window's mean eigenvalue.
+            `optimizer.damping` can be assigned.
         momentum: μ, of the average of preconditioned gradients.
+        momentum_on: "step": v as above; "gradient": v = F⁻¹ḡ, where ḡ averages the window, with weights μ^age / Σ. It
+            needs no buffer, and F is today's for old gradients too.
         nesterov: use Nesterov momentum.
         weight_decay: added to the gradient before it enters the window (L2), unless it is decoupled.
         decoupled_weight_decay: w ← (1 − lr · weight_decay) w instead, outside the window.
@@ -243,6 +247,7 @@ class MFAC(WindowOptimizer):
         damping: Damping = 1e-5,
         *,
         momentum: float = 0.0,
+        momentum_on: Literal["step", "gradient"] = "step",
         nesterov: bool = False,
         weight_decay: float = 0.0,
         decoupled_weight_decay: bool = False,
@@ -260,11 +265,19 @@ class MFAC(WindowOptimizer):
     ):
         if max_step_norm is not None and not max_step_norm > 0:
             raise ValueError(f"max_step_norm must be positive, or None for steps of any length, not {max_step_norm!r}")
-        self.max_step_norm, self.seconds = max_step_norm, 0.0
+        if momentum_on not in ("step", "gradient"):
+            raise ValueError(f"momentum_on must be 'step' or 'gradient', not {momentum_on!r}")
+        if momentum_on == "gradient" and (nesterov or update_every != 1):
+            raise ValueError(
+                "momentum_on='gradient' averages the rows of the window, so every gradient must enter it, and there is "
+                "no buffer for nesterov; use momentum_on='step', or update_every=1 and nesterov=False"
+            )
+        self.max_step_norm, self.momentum_on, self.seconds = max_step_norm, momentum_on, 0.0
+        self.shared = ("momentum",) if momentum_on == "gradient" else ()
         defaults = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
         defaults |= {"decoupled_weight_decay": decoupled_weight_decay, "maximize": maximize}
         super().__init__(params, defaults)
-        agreed = {"max_step_norm": max_step_norm, "groups": self._options()}
+        agreed = {"max_step_norm": max_step_norm, "momentum_on": momentum_on, "groups": self._options()}
         self._window = ParameterWindow(
             self.param_groups, num_grads, damping, normalize, window, masks, update_every, nonfinite, precision,
             device, process_group, devices, agreed,
@@ -287,12 +300,13 @@ class MFAC(WindowOptimizer):
         return memory_of(groups, num_grads, window, masks, process_group, buffered)
 
     def _take(self, gradients: dict[Tensor, Tensor]) -> None:
-        steps = self._window.precondition(gradients)
+        average = self.param_groups[0]["momentum"] if self.momentum_on == "gradient" else 0.0
+        steps = self._window.precondition(gradients, average=average)
         if steps is not None:
             self._move(steps)
 
     def _needs_buffer(self, group: Mapping[str, Any]) -> bool:
-        return bool(group["momentum"])
+        return bool(group["momentum"]) and self.momentum_on == "step"
 
     def _move(self, steps: dict[Tensor, Tensor]) -> None:
         """Moves the parameters, each by its part of F⁻¹g; the parts are overwritten."""
@@ -303,7 +317,7 @@ class MFAC(WindowOptimizer):
             if not params:
                 continue
             states = [self._begin(tensor, group) for tensor in params]
-            buffers = [state["momentum_buffer"] for state in states] if group["momentum"] else []
+            buffers = [state["momentum_buffer"] for state in states] if self._needs_buffer(group) else []
             parts = [steps[tensor] for tensor in params]
             update([local(tensor) for tensor in params], parts, [local(buffer) for buffer in buffers], group)
             for state in states:

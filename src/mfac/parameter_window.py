@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -19,9 +20,11 @@ from mfac.precision import EPS64, PRODUCT_TOLERANCE, Precision
 from mfac.windows.rows import ChosenColumns, SavedRows
 from mfac.windows.storage import Window, saved_rows
 
-Damping = float | Callable[[int], float]
+Damping = float | Callable[[int], float] | Literal["auto"]
 Combination = Callable[[Tensor, Tensor, float], Tensor]
 NonFinite = Literal["raise", "skip"]
+AUTO_DAMPING = 0.1  # of the window's mean eigenvalue
+AUTO_RANGE = 1.5  # by which λ may be off before it is set anew, which costs a Cholesky factorisation
 States = Mapping[Tensor, Mapping[str, Any]]
 
 
@@ -49,12 +52,12 @@ class ParameterWindow:
         agreed: Mapping[str, object] | None = None,
     ):
         named, found = trainable(groups, masks)
-        first = damping(0) if callable(damping) else damping
+        first = damping(0) if callable(damping) else 1.0 if damping == "auto" else damping
         self.ranks = parameter_ranks(named, process_group)
         if self.ranks.size > 1:
             from mfac.distributed.groups import describe
 
-            schedule = first if callable(damping) else None
+            schedule = first if callable(damping) else damping == "auto"
             options = {"update_every": update_every, "nonfinite": nonfinite, "schedule": schedule, **(agreed or {})}
             self.ranks.agree_on({"the options of the window": options, **describe(named, found)})
         check_count("update_every", update_every)
@@ -64,7 +67,7 @@ class ParameterWindow:
         self._key = None if self.ranks.size == 1 else f"rank {self.ranks.rank} of {self.ranks.size}"
         self.masks = {name: mask.detach().clone() for name, mask in found.items()}  # the caller's may change later
         self.columns = self._lay(named)
-        self.schedule = damping if callable(damping) else None
+        self.schedule: Callable[[int], float] | str | None = damping if callable(damping) or damping == "auto" else None
         self.operator = DynamicInverseFisher(
             num_grads,
             self.columns.dim,
@@ -90,18 +93,19 @@ class ParameterWindow:
 
     @torch.no_grad()
     def precondition(
-        self, gradients: Mapping[Tensor, Tensor], combination: Combination | None = None
+        self, gradients: Mapping[Tensor, Tensor], combination: Combination | None = None, average: float = 0.0
     ) -> dict[Tensor, Tensor] | None:
         """{parameter: its part of F⁻¹g}, after g has entered the window (if it is its turn); None if g was skipped.
 
-        A parameter without a gradient is zero in the row, and not in the result. `combination(K, ages, damping)`
+        With an `average` it is the part of F⁻¹ḡ, ḡ the average of the window. A parameter without a gradient is zero in
+        the row, and not in the result. `combination(K, ages, damping)`
         returns the coefficients c [n] of the step Gᵀc, instead of those of F⁻¹g, from K = GGᵀ and the ages of the n
         rows, the newest of which has age 0; all on the CPU, in float64.
         """
         row = torch.empty(self.columns.dim, dtype=self.operator.dtype, device=self.operator.device)
         self.columns.flatten([gradients.get(tensor) for tensor in self.columns.tensors], out=row)
         try:
-            step = self._multiply(row, combination)
+            step = self._multiply(row, combination, average)
         except (NonFiniteGradientError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
             if self.nonfinite == "raise":
                 raise
@@ -112,8 +116,8 @@ class ParameterWindow:
         pairs = zip(self.columns.tensors, parts, strict=True)
         return {tensor: part.to(tensor.device) for tensor, part in pairs if tensor in gradients}
 
-    def _multiply(self, row: Tensor, combination: Combination | None) -> Tensor:
-        damping = self.operator.damping if self.schedule is None else self.schedule(self.calls)
+    def _multiply(self, row: Tensor, combination: Combination | None, average: float) -> Tensor:
+        damping = self._next_damping(row)
         changes, enters = damping != self.operator.damping, self.calls % self.update_every == 0
         if (changes or not enters) and not self._is_finite(row):  # else the operator checks it
             raise NonFiniteGradientError("the gradient is not finite; nothing has changed: skip this step")
@@ -125,14 +129,26 @@ class ParameterWindow:
             ages = (self.calls - torch.arange(len(K), dtype=torch.float64)) % self.operator.num_grads
             coefficients = combination(K, ages, self.operator.damping)
             return self.operator.combine(coefficients.to(row.device))
+        multiply = partial(self.operator.update_and_apply, average=average) if enters else self.operator.__matmul__
         try:
-            return self.operator.update_and_apply(row) if enters else self.operator @ row
+            return multiply(row)
         except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-            return self._multiply_damped(row, enters, error)
+            return self._multiply_damped(row, multiply, error)
 
-    def _multiply_damped(self, row: Tensor, enters: bool, error: Exception) -> Tensor:
+    def _next_damping(self, row: Tensor) -> float:
+        if self.schedule is None:
+            return self.operator.damping
+        if callable(self.schedule):
+            return self.schedule(self.calls)
+        square = self.ranks.sum_(torch.linalg.vector_norm(row, dtype=torch.float64).square())
+        squares = torch.cat((self.operator.gram.diagonal(), square[None]))
+        wanted = AUTO_DAMPING * float(squares.mean()) / self.operator._divisor(max(self.operator.num_seen, 1))
+        known = self.calls > 0 and 1 / AUTO_RANGE < wanted / self.operator.damping < AUTO_RANGE
+        return self.operator.damping if known or not 0 < wanted < math.inf else wanted
+
+    def _multiply_damped(self, row: Tensor, multiply: Callable[[Tensor], Tensor], error: Exception) -> Tensor:
         """F⁻¹g with as much more damping, for this step alone, as float64 needs: a finite gradient ends no run."""
-        asked, multiply = self.operator.damping, self.operator.update_and_apply if enters else self.operator.__matmul__
+        asked = self.operator.damping
         square = self.ranks.sum_(torch.linalg.vector_norm(row, dtype=torch.float64).square())
         largest = max(float(square), *self.operator.gram.diagonal().tolist(), 0.0)
         damping = max(10 * asked, 0.1 * EPS64 / PRODUCT_TOLERANCE * largest)
@@ -300,14 +316,16 @@ class Windowed:
 
     @property
     def damping(self) -> float:
-        """λ; assign a number, which costs the next step a Cholesky factorisation, or a function of the steps."""
+        """λ; assign a number, which costs the next step a Cholesky factorisation, a function of steps, or "auto"."""
         return self._window.operator.damping
 
     @damping.setter
     def damping(self, damping: Damping) -> None:
-        if not callable(damping):
+        if callable(damping) or damping == "auto":
+            self._window.schedule = damping
+        else:
             self._window.operator.set_damping(damping)
-        self._window.schedule = damping if callable(damping) else None
+            self._window.schedule = None
 
     @property
     def skipped(self) -> int:

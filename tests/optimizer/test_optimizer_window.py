@@ -294,3 +294,57 @@ def test_no_step_is_longer_than_max_step_norm():
     assert max(lengths()) > 0.05
     assert max(lengths(max_step_norm=0.05)) == pytest.approx(0.05, rel=1e-4)
     assert lengths(max_step_norm=1e6) == lengths()
+
+
+# Averages in the dual, and a damping relative to the window.
+
+
+def rows_of(optimizer):
+    return torch.cat([entry["rows"].flatten(1) for entry in optimizer.state_dict()["state"].values()], 1)
+
+
+@pytest.mark.parametrize("normalize", ["full", "seen", "sum"])
+@pytest.mark.parametrize("steps", [3, 8])
+def test_momentum_on_the_gradient_is_the_inverse_of_the_average(steps, normalize):
+    model, optimizer = ready(
+        mfac, steps - 1, momentum=0.7, momentum_on="gradient", normalize=normalize, model=network().double()
+    )
+    before = torch.cat([tensor.flatten() for tensor in weights(model)])
+    optimizer.step()
+    rows, n = rows_of(optimizer), min(steps, 5)
+    divisor = {"full": 5, "seen": n, "sum": 1}[normalize]
+    F = 0.1 * torch.eye(rows.shape[1]).double() + rows.T @ rows / divisor
+    ages = (steps - 1 - torch.arange(n).double()) % 5
+    average = (0.7**ages / (0.7**ages).sum()) @ rows[:n]
+    moved = before - 0.02 * torch.linalg.solve(F, average)
+    torch.testing.assert_close(torch.cat([tensor.flatten() for tensor in weights(model)]), moved, rtol=1e-9, atol=1e-12)
+    assert not any("momentum_buffer" in entry for entry in optimizer.state.values())
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_an_automatic_damping_follows_the_mean_eigenvalue_of_the_window(scale):
+    model = network()
+    optimizer = mfac(model.parameters(), damping="auto", lr=0.0)
+    for step in range(8):
+        optimizer.zero_grad()
+        (loss_of(model, step) * scale).backward()
+        optimizer.step()
+        mean = (
+            rows_of(optimizer)[: step + 1].square().sum(1).mean() / 5
+        )  # of the eigenvalues of GᵀG/5 that are not zero
+        assert 0.06 < optimizer.damping / mean < 0.17
+    optimizer.damping = 0.25
+    optimizer.step()
+    assert optimizer.damping == 0.25
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"momentum_on": "weights"}, "momentum_on must be 'step' or 'gradient'"),
+        ({"momentum_on": "gradient", "momentum": 0.5, "update_every": 2}, "every gradient must enter it"),
+    ],
+)
+def test_averages_that_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        mfac(network().parameters(), **options)

@@ -54,11 +54,13 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "damping_schedule": partial(mfac, damping=lambda step: 0.1 if step < 4 else 0.2),
     "sum": partial(mfac, normalize="sum"),
     "masks_momentum_decay": partial(masked, momentum=0.9, weight_decay=0.01),
+    "auto_damping": partial(mfac, damping="auto", lr=0.002),
+    "averaged": partial(mfac, momentum=0.8, momentum_on="gradient", weight_decay=0.01),
     "full_matrix": full_matrix,
     "full_matrix_int8": partial(full_matrix, window=Int8(block=16), eps=1e-3),
     "full_matrix_masks_orthogonal": partial(masked, build=full_matrix, orthogonalize=True, weight_decay=0.1),
 }
-DECAYING = {"l2_decay", "decoupled_decay", "masks_momentum_decay", "full_matrix_masks_orthogonal"}
+DECAYING = {"averaged", "l2_decay", "decoupled_decay", "masks_momentum_decay", "full_matrix_masks_orthogonal"}
 
 
 def builds(names: Iterable[str]) -> pytest.MarkDecorator:
