@@ -6,7 +6,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from cases import ROWS, dynamic, full, mixed, on_disk, paged
+from cases import OPERATORS, ROWS, mixed
 from scipy.stats import multivariate_normal
 
 import mfac
@@ -63,7 +63,7 @@ def test_leaving_out_several_rows_is_retraining_without_them(size):
     assert oracle.error(mfac.leave_out(op, 5) @ theta, oracle.wide(mfac.leave_out(op, [5]) @ theta)) == 0
 
 
-HOLDERS = {"memory": full, "pages": paged(7), "disk": on_disk, "window": dynamic}
+HOLDERS = {name: OPERATORS[name] for name in ("full", "pages", "disk", "dynamic")}
 
 
 @pytest.mark.parametrize("build", HOLDERS.values(), ids=HOLDERS.keys())
