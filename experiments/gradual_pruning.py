@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from experiments import data, drawing
+from experiments.baselines.pruning import PAPER
 from experiments.ledger import IMAGES, RESULTS, Ledger
 from experiments.models.resnet import mfac_resnet20
 from experiments.training import RUNS, Checkpoint, cross_entropy
@@ -89,7 +90,7 @@ class Run:
         bn_batches = list(itertools.islice(batches(BATCH_SIZE, 3000), BN_BATCHES)) if settings["bn"] else None
         self.pruner = GradualPruner(
             self.model, cross_entropy, lambda step: batches(GRADIENT_BATCH, step), SCHEDULE, optimizer=self.optimizer,
-            reset_momentum=True, progress=False, bn_batches=bn_batches, **options,
+            reset_momentum=True, progress=False, bn_batches=bn_batches, **PAPER | options,
         )  # fmt: skip
         self.rows: list[dict[str, float]] = []
         self.checkpoint = Checkpoint(

@@ -155,7 +155,7 @@ def to_a_step():
 
 def to_a_pruned_model():
     model, batches = network()
-    mfac.prune(model, loss_fn, batches, 0.5, num_grads=16, block_size=32, recomputations=2)
+    mfac.prune(model, loss_fn, batches, 0.5)
 
 
 WALKS = {"diagonal": (to_the_diagonal, 12), "step": (to_a_step, 14), "prune": (to_a_pruned_model, 22)}

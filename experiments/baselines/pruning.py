@@ -17,6 +17,8 @@ from mfac.pruning.options import PruningOptions
 from mfac.pruning.result import PruningResult
 from mfac.pruning.step import Pruner
 
+PAPER: dict[str, Any] = {"num_grads": 64, "block_size": 128, "damping": 1e-5, "fisher": "empirical", "update": "joint",
+                         "recalibrate": False}  # fmt: skip
 BASELINES: dict[str, Any] = {
     "wanda": Wanda,
     "lobs": LayerwiseOBS,
@@ -36,7 +38,8 @@ def prune(
     masks: Masks = None,
     **options: Any,
 ) -> PruningResult:
-    """Prunes by a method of `mfac.prune` or by a baseline; `options` are those of `PruningOptions`."""
+    """Prunes by a method of `mfac.prune` or by a baseline; `options` has the paper's defaults."""
+    options = PAPER | options
     if method not in BASELINES:
         return Pruner(model, loss_fn, batches, sparsity, PruningOptions(method=method, **options), masks).run()
     if options.get("damping") == "auto":

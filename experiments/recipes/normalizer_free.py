@@ -22,6 +22,7 @@ from torch import nn
 
 import mfac
 from experiments import data, drawing
+from experiments.baselines.pruning import PAPER
 from experiments.image_task import ImageTask, imagenet_task, load_weights
 from experiments.models.normalizer_free import nf_resnet
 from experiments.models.resnet import ResNet
@@ -76,7 +77,8 @@ def row(model: nn.Module, task: ImageTask, method: str, settings: Settings) -> d
     for sparsity in settings.sparsities:
         model.load_state_dict(state)
         pruned = mfac.prune(model, cross_entropy, task.batches(16, 0), sparsity, recomputations=1, seed=1,
-                            loss_batches=1, progress=False, **METHODS[method], **dict(settings.arguments))  # fmt: skip
+                            loss_batches=1, progress=False,
+                            **PAPER | METHODS[method] | dict(settings.arguments))  # fmt: skip
         found[f"{sparsity:g}"] = task.test(model) | {"moved": moved(model, state, pruned.masks)}
     model.load_state_dict(state)
     print(f"  {method}: {found}", flush=True)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import mfac
 from experiments import data, drawing
+from experiments.baselines.pruning import PAPER
 from experiments.image_task import ImageTask, image_task
 from experiments.recipe import Recipe, Request, Results
 from experiments.step_times import overheads, step_of, take_turns
@@ -103,7 +104,8 @@ def pruned_task(task: ImageTask, request: Request, settings: Settings) -> ImageT
     if not path.exists():
         model = task.model()
         images = data.cifar_batches(32, data.HALVES, seed=0, augment=False)
-        mfac.prune(model, cross_entropy, images, settings.sparsity, seed=1, progress=False, **dict(settings.pruning))
+        mfac.prune(model, cross_entropy, images, settings.sparsity, seed=1, progress=False,
+                   **PAPER | dict(settings.pruning))  # fmt: skip
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(model.state_dict(), path)
 

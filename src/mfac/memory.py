@@ -1,5 +1,6 @@
 """How much memory is available, asked before anything large is allocated."""
 
+import re
 from pathlib import Path
 
 import torch
@@ -14,6 +15,16 @@ def available_memory(device: torch.device | str | None = None) -> int | None:
         return None
     limits = [limit for limit in (_meminfo_available(), _cgroup_available()) if limit is not None]
     return min(limits, default=None)
+
+
+def parse_bytes(size: int | str | None) -> int | None:
+    """A number of bytes, or a text such as "4GB" or "512 MiB"; ValueError for anything else."""
+    if size is None or (isinstance(size, int) and not isinstance(size, bool) and size > 0):
+        return size
+    match = re.fullmatch(r"(\d+\.?\d*)\s*([kMGT]?)(i?)B", size.strip()) if isinstance(size, str) else None
+    if match is None or not float(match[1]):
+        raise ValueError(f'memory must be a number of bytes or a text such as "4GB" or "512MiB", not {size!r}')
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** " kMGT".index(match[2] or " "))
 
 
 def gib(num_bytes: int) -> str:

@@ -77,7 +77,7 @@ def test_json_is_one_object_with_the_command_to_repeat(tmp_path):
     [
         (["prune", "--sparsity", "1.5"], 1, "sparsity is the fraction of zeros, a number from 0 to 1"),
         (["prune", "--method", "magic"], 2, "'magic' is not one of mfac, magnitude, diagonal"),
-        (["prune", "--block-size", "0"], 1, "block_size must be a positive int or None"),
+        (["prune", "--block-size", "0"], 1, 'block_size must be a positive int, "row"'),
         (["prune", "--damping", "much"], 1, "damping must be a positive number or \"auto\", not 'much'"),
         (["prune", "--target", "9.weight"], 1, "targets: '9.weight' matches no parameter of the model"),
         (["prune", "--device", "abacus"], 1, "device 'abacus' cannot be used here"),
@@ -93,7 +93,7 @@ def test_json_is_one_object_with_the_command_to_repeat(tmp_path):
         (["train", "--optimizer", "task"], 1, "the task small defines no optimizer"),
         (["train", "--lr", "-1"], 1, "lr must be 0 or more"),
         (["train", "--num-grads", "100000000"], 1, "GiB"),
-        (["plan", "--block-size", "big"], 1, "block_size must be a positive int or None"),
+        (["plan", "--block-size", "big"], 1, 'block_size must be a positive int, "row"'),
         (["plan", "--sparsity", "1"], 1, "sparsity must be between 0 and 1"),
         (["report", "absent"], 1, "absent is not a run folder (it has no run.json); `mfac prune`"),
     ],

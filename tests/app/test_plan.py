@@ -138,7 +138,10 @@ def test_a_plan_that_does_not_fit_says_what_would(monkeypatch):
 
 
 def test_as_text_and_as_json():
-    plan = plan_pruning(TASK, num_grads=8, recomputations=2)
+    by_output = plan_pruning(TASK, recomputations=2)
+    assert by_output.settings["passes"] == 1
+    assert "sums and factors of the blocks" in by_output.text()
+    plan = plan_pruning(TASK, num_grads=8, block_size=128, recomputations=2)
     text = plan.text()
     assert text.startswith("Pruning toy: num_grads 8, block_size 128")
     assert all(part in text for part in ("750", "gradients G", "ms per gradient"))

@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 from models import cross_entropy
-from pruning_cases import same, state_of
+from pruning_cases import PAPER, same, state_of
 from rank_pool import on_ranks
 from torch import nn
 
 from mfac.pruning import GradualPruner, prune
 
 NUM_BATCHES = 24
-QUICK = {"num_grads": 12, "block_size": 8, "damping": 1e-3, "recomputations": 3, "progress": False, "loss_batches": 2}
+QUICK = PAPER | {
+    "num_grads": 12, "block_size": 8, "damping": 1e-3, "recomputations": 3, "progress": False, "loss_batches": 2,
+}  # fmt: skip
 
 
 def batches_of(*shape):
@@ -97,6 +99,8 @@ CASES = [
     ("linear", 0.5, {"damping": "auto", "block_size": None}, (3,)),
     ("linear", {"0.weight": 0.3, "4.weight": 0.5}, {}, (3,)),
     ("linear", 0.5, {"per_sample": True}, (3,)),
+    ("linear", 0.6, {"block_size": "row", "damping": "auto"}, (2, 3)),
+    ("convolutions", 0.6, {"block_size": "row", "recalibrate": True}, (2,)),
 ]
 
 
@@ -210,7 +214,7 @@ REFUSED = {
     r"which weights there are \(names, sizes and masks\) must be the same on every rank": (
         lambda model: {"masks": {"0.weight": torch.arange(96).view(12, 8) != 7}}
     ),
-    "update must be one of 'joint', 'obs', 'none', not 'magic'": lambda model: {"update": "magic"},
+    "update must be one of 'auto', 'joint', 'obs', 'none', not 'magic'": lambda model: {"update": "magic"},
     "rows_dir is for one process": {"rows_dir": "."},
     "pattern channel with the full matrix works on one process": {"pattern": "channel", "block_size": None},
 }

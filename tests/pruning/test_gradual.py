@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from mfac.pruning.gradual import GradualPruner
 from mfac.pruning.prune import prune
 
-SMALL = {"num_grads": 6, "block_size": 16, "recomputations": 2}
+SMALL = {"update": "joint", "num_grads": 6, "block_size": 16, "recomputations": 2}
 
 
 def batches(case, size=2):

@@ -4,13 +4,12 @@ import itertools
 
 import pytest
 import torch
-from pruning_cases import DAMPING, SIZES, blocks_of, dense_fisher, dense_joint, dense_obs, dense_scores, quadratic
+from pruning_cases import DAMPING, SIZES, blocks_of, dense_joint, dense_obs, dense_scores, quadratic
 
 import mfac
 from experiments.baselines.woodfisher import inverse_removal
 from mfac import pages, primal
 from mfac.pruning.curvature import FisherCurvature
-from mfac.pruning.dampings import FRACTIONS, choose_damping
 from mfac.pruning.greedy import greedy_costs
 from mfac.woodbury import primal_removal
 
@@ -22,7 +21,7 @@ def built(kind, rows, block_size, tmp_path=None, monkeypatch=None):
     if kind == "sums":
         sums = mfac.FisherBlocks(rows.shape[1], block_size, SIZES)
         sums.add(rows)
-        return FisherCurvature(sums, DAMPING, block_size, SIZES, CPU)
+        return FisherCurvature.of_rows(sums, DAMPING, block_size, SIZES, CPU)
     if kind == "sliced":
         monkeypatch.setattr(pages, "WIDE_PIECE", 5 * len(rows))
         monkeypatch.setattr(pages, "BLOCK_PIECE", 5 * len(rows))
@@ -30,7 +29,7 @@ def built(kind, rows, block_size, tmp_path=None, monkeypatch=None):
         file = mfac.GradientFile.create(tmp_path / "rows", *rows.shape, dtype=rows.dtype)
         file.append(rows)
         rows = file
-    return FisherCurvature(rows, DAMPING, block_size, SIZES, CPU)
+    return FisherCurvature.of_rows(rows, DAMPING, block_size, SIZES, CPU)
 
 
 CASES = [
@@ -121,25 +120,3 @@ def test_blocks_that_stop_early_do_not_change_the_greedy_choice(kind, monkeypatc
     assert torch.isfinite(whole).all()
     assert torch.isinf(limited).any()
     assert set(whole.topk(6, largest=False).indices.tolist()) == set(limited.topk(6, largest=False).indices.tolist())
-
-
-@pytest.mark.parametrize("block_size", [None, 7])
-def test_auto_damping_is_the_candidate_that_makes_held_out_rows_most_likely(block_size):
-    generator = torch.Generator().manual_seed(0)
-    scales = torch.logspace(-2, 0, 32, dtype=torch.float64)
-    rows = torch.randn(24, 32, generator=generator, dtype=torch.float64) * scales
-    chosen = choose_damping(rows, block_size, SIZES)
-    held = torch.arange(24) % 4 == 3
-    unlikely = {}
-    for fraction in FRACTIONS:
-        F = dense_fisher(rows[~held], block_size, fraction * float(rows.square().mean()))
-        distribution = torch.distributions.MultivariateNormal(torch.zeros(32, dtype=torch.float64), F)
-        unlikely[fraction * float(rows.square().mean())] = -float(distribution.log_prob(rows[held]).mean())
-    assert chosen == pytest.approx(min(unlikely, key=unlikely.get))
-
-
-def test_auto_damping_needs_rows_that_say_something():
-    with pytest.raises(ValueError, match="8 rows with a mean square of 0 do not allow that: give a number"):
-        choose_damping(torch.zeros(8, 4), None, [4])
-    with pytest.raises(ValueError, match="3 rows with a mean square of 1 do not allow that"):
-        choose_damping(torch.ones(3, 4), None, [4])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from models import cnn, mlp
-from pruning_cases import quick, same, state_of, zeros
+from pruning_cases import PAPER, quick, same, state_of, zeros
 from torch import nn
 
 import mfac
@@ -22,11 +22,13 @@ BAD = [
     ({"targets": "nothing.like.it"}, "matches no parameter of the model; it has 0.weight"),
     ({"targets": [3]}, "takes names, 're:...' patterns and tensors, not int"),
     ({"ignore": "re:."}, "there is nothing to prune"),
-    ({"update": "exact"}, "update must be one of 'joint', 'obs', 'none', not 'exact'"),
+    ({"update": "exact"}, "update must be one of 'auto', 'joint', 'obs', 'none', not 'exact'"),
     ({"scope": "row"}, "scope must be one of 'global', 'layer', not 'row'"),
     ({"order": "random"}, "order must be one of 'scores', 'greedy'"),
     ({"recomputations": 0}, "recomputations must be a positive int, not 0"),
-    ({"block_size": 0}, "block_size must be a positive int or None"),
+    ({"block_size": 0}, 'block_size must be a positive int, "row"'),
+    ({"memory": "4 apples"}, 'memory must be a number of bytes or a text such as "4GB"'),
+    ({"fisher": "true"}, "fisher must be one of 'auto', 'empirical'"),
     ({"damping": "automatic"}, 'damping must be a positive number or "auto", not \'automatic\''),
     ({"floor": 1.5}, "floor must be a number of weights or, below 1, a fraction"),
     ({"floor": 30}, "the floor keeps 51 of them"),
@@ -37,8 +39,7 @@ BAD = [
     ({"order": "greedy", "method": "magnitude"}, 'order="greedy" requires method="mfac" without a pattern'),
     ({"order": "greedy", "pattern": "row"}, 'order="greedy" requires method="mfac" without a pattern'),
     ({"method": "kfac"}, "not 'kfac'; other methods are baselines under experiments/"),
-    ({"method": "diagonal", "damping": "auto"}, "damping=\"auto\" requires method 'mfac'"),
-    ({"damping": "auto", "rows_dir": "."}, "rows_dir puts them on disk; drop one"),
+    ({"damping": "auto", "rows_dir": "."}, 'needs a block_size .* and a number as damping; .* memory="4GB"'),
     ({"bn_batches": []}, "the model has no batch norm"),
     ({"masks": {"0.weight": torch.ones(3)}}, "needs a bool tensor of shape"),
     ({"masks": {"9.weight": torch.ones(3)}}, "'9.weight' matches no parameter of the model"),
@@ -79,7 +80,7 @@ def test_a_diverged_model():
 def test_batches_that_run_out_for_good():
     case = mlp()
     batches = iter([case.batch] * 9)
-    with pytest.raises(ValueError, match=r"gave 9 and then nothing more.*3 recomputations need 12 gradients"):
+    with pytest.raises(ValueError, match=r"gave 9 and then nothing more.*3 recomputations need 12 batches"):
         prune(case.model, case.loss_fn, batches, 0.5, num_grads=4, recomputations=3)
     assert zeros(case.model) == 56 - round(56 * 0.5 ** (2 / 3))
     with pytest.raises(ValueError, match="batches is empty"):
@@ -123,7 +124,7 @@ def test_whatever_happens_the_model_holds_the_last_complete_step(complete, call,
 
 def test_interrupted_in_the_middle_of_writing_the_weights(complete, monkeypatch):
     case = mlp()
-    options = PruningOptions(num_grads=4, block_size=8, recomputations=3, loss_batches=1, progress=False)
+    options = PruningOptions(**PAPER, num_grads=4, block_size=8, recomputations=3, loss_batches=1, progress=False)
     pruner = Pruner(case.model, case.loss_fn, [case.batch], 0.5, options)
     pruner.step()
     masks, write = dict(pruner.weights.masks), MaskedWeights.write

@@ -3,21 +3,23 @@
 import pytest
 import torch
 from models import cross_entropy, mlp
-from pruning_cases import DAMPING, lowest, quadratic, small, solve, zeros
+from pruning_cases import DAMPING, PAPER, lowest, quadratic, small, solve, zeros
 from torch import nn
 
 import mfac
 from mfac.pruning import prune
 from mfac.pruning.options import METHODS
 
-QUICK = {"num_grads": 3, "recomputations": 3, "block_size": 16, "progress": False}
+QUICK = PAPER | {"num_grads": 3, "recomputations": 3, "block_size": 16, "progress": False}
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("update", "scope"), [("joint", "layer"), ("obs", "global"), ("none", "global")])
 def test_every_method_gives_exact_counts(method, update, scope):
     model, batches = small()
-    result = prune(model, cross_entropy, batches, 0.55, method=method, update=update, scope=scope, **QUICK)
+    result = prune(
+        model, cross_entropy, batches, 0.55, **(QUICK | {"method": method, "update": update, "scope": scope})
+    )
     assert result.num_removed == round(0.55 * 180)
     assert zeros(model) == result.num_removed
     assert len(result.history) == 3
@@ -60,7 +62,9 @@ def test_sampled_labels_and_single_samples():
     models = []
     for options in ({"fisher": "sampled"}, {"per_sample": True}, {}):
         case = mlp()
-        result = prune(case.model, loss_fn, [case.batch], 0.5, num_grads=6, recomputations=2, seed=1, **options)
+        result = prune(
+            case.model, loss_fn, [case.batch], 0.5, num_grads=6, recomputations=2, seed=1, block_size=8, **options
+        )
         assert result.num_removed == 28
         models.append(case.model[0].weight.detach())
     assert not torch.equal(models[0], models[2])

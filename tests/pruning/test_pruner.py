@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 from models import cnn, mlp
-from pruning_cases import same, state_of
+from pruning_cases import PAPER, same, state_of
 from torch.utils.data import DataLoader, TensorDataset
 
 from mfac.pruning import GradualPruner, prune
@@ -14,7 +14,7 @@ from mfac.pruning.batch_stream import BatchStream
 from mfac.pruning.options import PruningOptions
 from mfac.pruning.step import Pruner
 
-QUICK = PruningOptions(num_grads=4, block_size=8, recomputations=3, loss_batches=2, progress=False)
+QUICK = PruningOptions(**PAPER, num_grads=4, block_size=8, recomputations=3, loss_batches=2, progress=False)
 
 
 def loader(generator=None):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import mfac
 
 DAMPING = 1e-2
+PAPER = {"fisher": "empirical", "damping": 1e-5, "update": "joint", "recalibrate": False}
 SIZES = (12, 20)  # of the two tensors: 3 x 4 and 4 x 5
 
 
@@ -82,13 +83,13 @@ def dense_scores(F: Tensor, theta: Tensor) -> Tensor:
 
 def quick(case, sparsity, batches=None, **options):
     """`mfac.prune` of a case of `models`, in a few small steps."""
-    options = {"num_grads": 4, "block_size": 8, "recomputations": 3, "progress": False} | options
+    options = PAPER | {"num_grads": 4, "block_size": 8, "recomputations": 3, "progress": False} | options
     return mfac.prune(case.model, case.loss_fn, batches or [case.batch], sparsity, **options)
 
 
 def solve(problem, sparsity, block_size, **options):
     """`mfac.prune` of a quadratic, in one step with all of its gradients."""
-    options = {"damping": DAMPING, "recomputations": 1, "num_grads": 8, "loss_batches": 8} | options
+    options = PAPER | {"damping": DAMPING, "recomputations": 1, "num_grads": 8, "loss_batches": 8} | options
     return mfac.prune(problem.model, problem.loss_fn, problem.batches, sparsity, block_size=block_size, **options)
 
 

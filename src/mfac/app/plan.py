@@ -16,21 +16,25 @@ from mfac.app.tasks import Task
 from mfac.gradients import collect_gradients
 from mfac.gradients.batches import move, num_samples, passes
 from mfac.gradients.model_state import evaluation, seeded
+from mfac.inverse_fisher import Ranks
 from mfac.layout import ParameterLayout
 from mfac.memory import available_memory, gib
 from mfac.pages import DISK_PIECE, WIDE_PIECE, block_runs
 from mfac.parameter_window import row_dtype
+from mfac.pruning.batch_stream import BatchStream
 from mfac.pruning.options import PruningOptions
 from mfac.pruning.prune import prune
+from mfac.pruning.row_fisher import COPIES
 from mfac.pruning.schedules import geometric_schedule
-from mfac.pruning.step import ROWS_PER_BLOCK_SIZE
-from mfac.pruning.weights import Names, choose_targets
+from mfac.pruning.step import NUM_GRADS, ROWS_PER_BLOCK_SIZE, RowMethod, Step
+from mfac.pruning.weights import MaskedWeights, Names, choose_targets
 from mfac.windows.storage import Window, as_kind
 from mfac.windows.topk import TopK
 
-DEFAULTS = PruningOptions()
+DEFAULTS, PAPER_DAMPING = PruningOptions(), 1e-5
 SUMMED_AT_ONCE, VECTORS = 32, 6  # rows that wait to be added to blocks; float64 vectors of a pruning step
 SMALLER: tuple[Window, ...] = (torch.bfloat16, torch.int8, TopK())
+SAMPLE_BLOCK, FACTORS = 192, 4  # the size of a sampled block, and such products and factors of a block in a step
 MOST_ROWS, SAMPLE = 512, 1 << 22  # gradients, and numbers of G, in a sample of pruning
 WINDOW_ROWS, WINDOW_SAMPLE = 128, 1 << 24  # and of the optimizer: 64 MiB, larger than any cache
 
@@ -87,8 +91,8 @@ class Plan:
 def plan_pruning(
     task: Task,
     device: torch.device | str | None = None,
-    num_grads: int = DEFAULTS.num_grads,
-    block_size: int | None = DEFAULTS.block_size,
+    num_grads: int | None = None,
+    block_size: int | str | None = DEFAULTS.block_size,
     recomputations: int = DEFAULTS.recomputations,
     sparsity: float = 0.9,
     targets: Names = None,
@@ -99,7 +103,8 @@ def plan_pruning(
     """The memory and time of `mfac.prune` with these options.
 
     Args:
-        num_grads: gradients per recomputation of pruning, or in the window of training.
+        num_grads: gradients per recomputation of pruning, or in the window of training; by default 64, and by output
+            as many batches as a recomputation takes.
         sparsity: fraction of weights to remove.
         on_disk: keep the gradients on disk (--rows-dir).
     """
@@ -112,6 +117,9 @@ def plan_pruning(
     }  # fmt: skip
     model = task.model().to(device)
     layout = ParameterLayout(model, list(choose_targets(model, targets, ignore)))
+    if isinstance(block_size, str):
+        return _plan_by_output(task, model, layout, settings)
+    num_grads = settings["num_grads"] = num_grads or NUM_GRADS
     row, loss, norm = _time_gradients(task, model, layout, per_sample)
     constant, slope = _recomputation_seconds(layout, num_grads, block_size, on_disk, norm)
     kept = [1.0, *(1 - s for s in geometric_schedule(0.0, sparsity, recomputations)[:-1])]
@@ -130,6 +138,32 @@ def plan_pruning(
     others = remedies(needed, available, num_grads, ways)
     weights = {**_weights(model), "prunable": layout.dim}
     return Plan("prune", task.name, settings, weights, memory, available, disk, seconds, row, others)
+
+
+def _plan_by_output(task: Task, model: nn.Module, layout: ParameterLayout, settings: dict[str, Any]) -> Plan:
+    """Blocks of outputs: tensors are measured in groups that fit, so that everything does."""
+    weights, stream = MaskedWeights(model, dict(zip(layout.names, layout.tensors, strict=True))), task.train_batches()
+    options = PruningOptions(num_grads=settings["num_grads"], fisher="empirical")
+    start = Step(0, weights, weights.layout(), BatchStream(stream))
+    batches = settings["num_grads"] = RowMethod(task.loss, options, Ranks()).num_batches(start)
+    row, loss, _ = _time_gradients(task, model, layout, per_sample=False)
+    shapes = [weight.by_output(weight.tensor).shape for weight in weights.layers.values()]
+    sums, available = sum(8 * COPIES * outputs * kept**2 for outputs, kept in shapes), available_memory(layout.device)
+    room = max(1, (available or 2 * sums) // 2)
+    passes = settings["passes"] = 1 if sums <= room else 2 * -(-sums // room)  # for scores, and again for the removal
+    began, sample = time.perf_counter(), torch.eye(SAMPLE_BLOCK, dtype=torch.float64).expand(4, -1, -1)
+    torch.linalg.cholesky(sample @ sample)
+    each = (time.perf_counter() - began) / len(sample) / SAMPLE_BLOCK**3  # the same products and factors as a block
+    steps = [1.0, *(1 - s for s in geometric_schedule(0.0, settings["sparsity"], settings["recomputations"])[:-1])]
+    cubes = sum(outputs * (part * kept) ** 3 for outputs, kept in shapes for part in steps)
+    seconds = {
+        "gradients": settings["recomputations"] * batches * passes * row,
+        "algebra": FACTORS * each * cubes,
+        "losses": (settings["recomputations"] + 1) * DEFAULTS.loss_batches * loss,
+    }
+    memory = {"sums and factors of the blocks": min(sums, room), "vectors": VECTORS * 8 * layout.dim}
+    counts = {**_weights(model), "prunable": layout.dim}
+    return Plan("prune", task.name, settings, counts, memory, available, {}, seconds, row, [])
 
 
 @seeded(0)
@@ -252,7 +286,7 @@ def _recomputation_seconds(
         scale = norm / (width if B is None else layout.dim) ** 0.5  # rows as long as the real ones decide the precision
         rows = (scale * torch.randn(m, 1, width)).to(layout.device, layout.dtype)
         model = nn.Linear(width, 1, bias=False, device=layout.device, dtype=layout.dtype)
-        shared: dict[str, Any] = {"recomputations": 1, "loss_batches": 1, "progress": False}
+        shared: dict[str, Any] = {"recomputations": 1, "loss_batches": 1, "progress": False, "damping": PAPER_DAMPING}
         found = prune(model, lambda model, row: model(row).sum(), rows, 0.1, num_grads=m, block_size=B, **shared)
         record = found.history[0]
         return record.seconds - (0.0 if _sums_up(num_grads, B, on_disk) else record.gradient_seconds)

@@ -9,6 +9,8 @@ from torch.optim.swa_utils import update_bn
 
 from mfac.gradients.batches import Batch
 
+WithStatistics = _BatchNorm
+
 
 def recalibrate(model: nn.Module, batches: Iterable[Batch]) -> list[_BatchNorm]:
     """Running means and variances over one pass of `batches`, by `torch.optim.swa_utils.update_bn`.

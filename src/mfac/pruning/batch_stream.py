@@ -1,7 +1,7 @@
 """One pass after another through the batches for a whole run, so that each recomputation sees new data."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import nullcontext
 from typing import Any
 
@@ -29,6 +29,11 @@ class BatchStream:
         with nullcontext() if seed is None else seeded(seed):
             self._random = random_state(())
         self._start = {"random": self._random, "generator": generator_state(batches)}
+
+    @property
+    def pass_length(self) -> int | None:
+        """The batches of one pass, if they can be counted."""
+        return len(self._batches) if isinstance(self._batches, Sized) else None
 
     def __iter__(self) -> "BatchStream":
         return self

@@ -28,9 +28,9 @@ def plan_steps(
     pattern = parse_pattern(options.pattern)
     if pattern is not None:
         for name, mask in weights.masks.items():
-            pattern.check(name, mask.shape)
+            pattern.check(name, mask.shape, weights.inputs[name])
     if isinstance(pattern, NOfM):
-        pools = _pattern_pools(weights.masks, sparsity, options.scope, pattern)
+        pools = _pattern_pools(weights, sparsity, options.scope, pattern)
     else:
         pools = _sparsity_pools(weights, sparsity, options.scope)
         for pool in pools:
@@ -64,11 +64,12 @@ def check_sparsity(sparsity: float) -> float:
     return sparsity
 
 
-def _pattern_pools(masks: Mapping[str, Tensor], sparsity: Sparsity, scope: str, pattern: NOfM) -> list[Pool]:
+def _pattern_pools(weights: MaskedWeights, sparsity: Sparsity, scope: str, pattern: NOfM) -> list[Pool]:
     if sparsity is not None and not (isinstance(sparsity, float) and abs(sparsity - pattern.sparsity) < 1e-9):
         own = f"pattern {pattern} has a sparsity of its own, {pattern.sparsity:g}"
         raise ValueError(f"{own}; pass sparsity=None, not {sparsity!r}")
-    each = [Pool((name,), pattern.final_keep(mask)) for name, mask in masks.items()]
+    masks = weights.masks
+    each = [Pool((name,), pattern.final_keep(mask, weights.inputs[name])) for name, mask in masks.items()]
     return each if scope == "layer" else [Pool(tuple(masks), sum(pool.keep for pool in each))]
 
 

@@ -1,6 +1,6 @@
 """The damped Fisher matrix as pruning needs it: the cost of removing weights, and the update of the kept ones."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -11,8 +11,12 @@ from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
 from mfac.pages import WIDE_PIECE, Reduce
 from mfac.pruning.greedy import greedy_costs
-from mfac.static import BlockOptions, build_blocks, elements
+from mfac.pruning.row_fisher import RowBlocks
+from mfac.static import BlockOptions, Blocks, build_blocks
 from mfac.woodbury import scores, single_sums
+
+AnyBlocks = Blocks | RowBlocks
+Columns = slice | Int[Tensor, " n"]
 
 
 class Curvature(Protocol):
@@ -33,61 +37,83 @@ class Curvature(Protocol):
 
 
 class FisherCurvature:
-    """Blocks of F = λI + GᵀG/m, or all of it, from rows in memory, on disk, or summed into blocks.
+    """Blocks of the damped F, or all of it, in groups: `groups()` gives them one after the other, some anew each time.
 
-    `sizes` are the kept weights of each tensor; no block straddles two of them. `reduce` sums over the ranks that share
-    the full matrix; other blocks lie on one rank each, with their costs.
+    `columns` of each are the weights of its vectors. With several ranks, the costs are those of this rank's blocks.
     """
 
-    def __init__(
-        self, grads: Tensor | GradientFile | FisherBlocks, damping: float, block_size: int | None,
+    def __init__(self, groups: Callable[[], Iterable[Sequence[AnyBlocks]]], damping: float, num_grads: int):
+        self.groups, self.damping, self.num_grads = groups, damping, num_grads
+
+    @classmethod
+    def of_rows(
+        cls, grads: Tensor | GradientFile | FisherBlocks, damping: float, block_size: int | None,
         sizes: Sequence[int], device: torch.device, reduce: Reduce | None = None,
-    ):  # fmt: skip
-        self.damping = damping
-        self.num_grads = int(grads.shape[0])
+    ) -> "FisherCurvature":  # fmt: skip
+        """F = λI + GᵀG/m from rows in memory, on disk, or summed into blocks.
+
+        `sizes` are the kept weights of each tensor; no block straddles two of them. `reduce` sums over the ranks that
+        share the full matrix; other blocks lie on one rank each.
+        """
         options = BlockOptions(block_size, None if block_size is None else sizes, device=device)
         if isinstance(grads, FisherBlocks):
             options = BlockOptions(device=device)
         options.check(grads, damping)
-        self.blocks = build_blocks(grads, damping, options, reduce if block_size is None else None)
+        blocks = build_blocks(grads, damping, options, reduce if block_size is None else None)
+        return cls(lambda: [blocks], damping, int(grads.shape[0]))
+
+    def blocks(self) -> Iterator[tuple[AnyBlocks, Columns]]:
+        """All blocks, each with the places of its weights."""
+        for group in self.groups():
+            yield from ((blocks, getattr(blocks, "columns", blocks.run.columns)) for blocks in group)
 
     def scores(self, theta: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
-        return scores(theta, self._diagonal())
+        out = torch.empty_like(theta)
+        for blocks, columns in self.blocks():
+            out[columns] = scores(theta[columns], blocks.diagonal())
+        return out
 
     def remove(
         self, theta: Float[Tensor, " d"], removed: Bool[Tensor, " d"], update: str
     ) -> tuple[Float[Tensor, " d"], float]:
         """The change by the update "none", "obs" or "joint", and ½ δᵀFδ of it."""
-        if update == "joint":
-            results = [b.joint_removal(theta[b.run.columns], removed[b.run.columns]) for b in self.blocks]
-            return torch.cat([theta[:0], *(delta for delta, _ in results)]), float(sum(cost for _, cost in results))
-        delta = torch.where(removed, -theta, 0.0)
-        if update == "obs":
-            x = single_sums(theta, removed, self._diagonal())
-            moved = [blocks.apply(x[blocks.run.columns]) for blocks in self.blocks]
-            delta = torch.where(removed, -theta, -torch.cat([x[:0], *moved]))
-        return delta, float(sum(blocks.cost(delta[blocks.run.columns]) for blocks in self.blocks))
+        delta, costs = torch.where(removed, -theta, 0.0), [0.0]
+        for blocks, columns in self.blocks():
+            here, gone = theta[columns], removed[columns]
+            if update == "joint":
+                delta[columns], cost = blocks.joint_removal(here, gone)
+            else:
+                if update == "obs":
+                    moved = blocks.apply(single_sums(here, gone, blocks.diagonal()))
+                    delta[columns] = torch.where(gone, -here, -moved)
+                cost = blocks.cost(delta[columns])
+            costs.append(float(cost))
+        return delta, sum(costs)
 
     def group_costs(self, theta: Float[Tensor, " d"], ids: Int[Tensor, " d"], count: int) -> Float[Tensor, " count"]:
         """½ θ_Qᵀ([F⁻¹]_QQ)⁻¹θ_Q of each of `count` groups, `ids` being each weight's group."""
         out = torch.zeros(count, dtype=torch.float64, device=theta.device)
-        for blocks in self.blocks:
-            out += blocks.group_costs(theta[blocks.run.columns], ids[blocks.run.columns], count)
+        for blocks, columns in self.blocks():
+            out += blocks.group_costs(theta[columns], ids[columns], count)
         return out
 
     def greedy_scores(self, theta: Float[Tensor, " d"], count: int) -> Float[Tensor, " d"]:
         """The cost of each weight when the exact greedy order reaches it; infinite beyond the `count` cheapest."""
         found, cheapest, threshold = torch.empty_like(theta), theta[:0], torch.inf
-        for blocks in self.blocks:
+        for blocks, columns in self.blocks():
             run = blocks.run
             if run.length * min(run.length, self.num_grads) > WIDE_PIECE:
                 raise ValueError('order="greedy" works on dense blocks; give a block_size, some hundreds at most')
-            weights, costs = (vector[run.columns].unflatten(0, (run.count, run.length)) for vector in (theta, found))
+            spread = blocks.spread if isinstance(blocks, RowBlocks) else torch.clone
+            there = spread(torch.ones_like(theta[columns], dtype=torch.bool)).unflatten(0, (run.count, run.length))
+            weights = spread(theta[columns]).view_as(there)
+            costs = torch.empty_like(weights)
             for some, inverse in blocks.inverses():
-                costs[some] = greedy_costs(inverse, weights[some], threshold)
-                cheapest = torch.cat((cheapest, costs[some].flatten())).sort().values[:count]
+                costs[some] = greedy_costs(inverse, weights[some], threshold, ~there[some])
+                cheapest = torch.cat((cheapest, costs[some][there[some]])).sort().values[:count]
                 if len(cheapest) == count:  # later blocks need not go beyond it
                     threshold = float(cheapest[-1])
+            found[columns] = costs[there]
         return found
 
     def group_inverses(self, positions: Int[Tensor, "groups size"]) -> Float[Tensor, "groups size size"]:
@@ -97,10 +123,12 @@ class FisherCurvature:
         group, pair = ((positions[:, a] >= 0) & (positions[:, b] >= 0)).nonzero(as_tuple=True)
         i, j = a[pair], b[pair]
         inverse = torch.zeros(len(positions), size, size, dtype=torch.float64, device=positions.device)
-        values = elements(self.blocks, positions[group, i], positions[group, j])
-        inverse[group, i, j] = inverse[group, j, i] = values
+        for blocks, columns in self.blocks():
+            place = torch.full((int(positions.max()) + 2,), -1, device=positions.device)  # the last is for −1
+            place[:-1][columns] = torch.arange(len(place[:-1][columns]), device=positions.device)
+            left, right = place[positions[group, i]], place[positions[group, j]]
+            inside = (left >= 0) & (right >= 0)
+            values = blocks.elements(left[inside], right[inside])
+            at = group[inside], i[inside], j[inside]
+            inverse[at] = inverse[at[0], at[2], at[1]] = values
         return inverse
-
-    def _diagonal(self) -> Float[Tensor, " d"]:
-        parts = [blocks.diagonal() for blocks in self.blocks]
-        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)

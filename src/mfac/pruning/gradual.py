@@ -12,8 +12,7 @@ from torch.optim import Optimizer
 
 from mfac.damage import count_of, reading
 from mfac.gradients.batches import Batch
-from mfac.gradients.collect import Fisher
-from mfac.gradients.losses import LossFn
+from mfac.gradients.losses import LossFn, OutputFn
 from mfac.pruning.batch_stream import generator_state, set_generator_state
 from mfac.pruning.mask_keeper import MaskKeeper, innermost
 from mfac.pruning.masks import apply_masks, matched_masks
@@ -50,15 +49,18 @@ class GradualPruner:
     def __init__(
         self, model: nn.Module, loss_fn: LossFn, batches: Batches, schedule: Iterable[float], *,
         optimizer: Optimizer | None = None, reset_momentum: bool = False, seed: int = 0,
-        masks: Mapping[str, Tensor] | None = None, num_grads: int = 64, block_size: int | None = 128,
-        damping: float | str = 1e-5, recomputations: int = 16, update: str = "joint", scope: Scope = "global",
+        masks: Mapping[str, Tensor] | None = None, num_grads: int | None = None, block_size: int | str | None = "row",
+        damping: float | str = "auto", recomputations: int = 16, update: str = "auto", scope: Scope = "global",
         pattern: str | None = None, targets: Names = None, ignore: Names = None, method: str = "mfac",
-        order: str = "scores", floor: float = 1, per_sample: bool = False, fisher: Fisher = "empirical",
+        order: str = "scores", floor: float = 1, per_sample: bool = False, fisher: str = "auto",
+        output_fn: OutputFn | None = None, recalibrate: bool | str | Iterable[Batch] = "auto",
         bn_batches: Iterable[Batch] | None = None, loss_batches: int = 4,
-        rows_dir: str | os.PathLike[str] | None = None, progress: bool | None = None,
+        rows_dir: str | os.PathLike[str] | None = None, memory: int | str | None = None, progress: bool | None = None,
         on_step: Callable[[PruningResult], None] | None = None, process_group: dist.ProcessGroup | None = None,
     ):  # fmt: skip
-        self._options = PruningOptions.among(locals())
+        options = PruningOptions.among(locals())
+        # Training moves the weights anyway, and starts better from where they were.
+        self._options = replace(options, update="none") if update == "auto" else options
         self.schedule = checked_schedule(schedule)
         self.steps_done = 0
         self.history: list[list[StepRecord]] = []

@@ -3,33 +3,36 @@
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch.distributed as dist
 
 from mfac.gradients.batches import Batch
 from mfac.gradients.collect import Fisher
+from mfac.gradients.losses import OutputFn
 from mfac.inverse_fisher import ranks_of
+from mfac.memory import parse_bytes
 from mfac.pruning.patterns import Slices, parse_pattern
 from mfac.pruning.weights import Names
 
 Scope = Literal["global", "layer"]
 
 METHODS = ("mfac", "magnitude", "diagonal")
-UPDATES = ("joint", "obs", "none")
+UPDATES = ("auto", "joint", "obs", "none")
 SCOPES = ("global", "layer")
 ORDERS = ("scores", "greedy")
+FISHERS = ("auto", *get_args(Fisher))
 
 
 @dataclass(frozen=True)
 class PruningOptions:
     """How to prune; `mfac.prune` documents each option."""
 
-    num_grads: int = 64
-    block_size: int | None = 128
-    damping: float | str = 1e-5
+    num_grads: int | None = None
+    block_size: int | str | None = "row"
+    damping: float | str = "auto"
     recomputations: int = 16
-    update: str = "joint"
+    update: str = "auto"
     scope: Scope = "global"
     pattern: str | None = None
     targets: Names = None
@@ -38,10 +41,13 @@ class PruningOptions:
     order: str = "scores"
     floor: float = 1
     per_sample: bool = False
-    fisher: Fisher = "empirical"
+    fisher: str = "auto"
+    output_fn: OutputFn | None = None
+    recalibrate: bool | str | Iterable[Batch] = "auto"
     bn_batches: Iterable[Batch] | None = None
     loss_batches: int = 4
     rows_dir: str | os.PathLike[str] | None = None
+    memory: int | str | None = None
     seed: int | None = None
     progress: bool | None = None
     process_group: dist.ProcessGroup | None = None
@@ -58,11 +64,15 @@ class PruningOptions:
 
     def _check_values(self) -> None:
         for name in ("num_grads", "recomputations", "loss_batches"):
-            if not _is_positive_int(getattr(self, name)):
-                raise ValueError(f"{name} must be a positive int, not {getattr(self, name)!r}")
-        if self.block_size is not None and not _is_positive_int(self.block_size):
-            raise ValueError(f"block_size must be a positive int or None (the full matrix), not {self.block_size!r}")
-        for name, choices in (("method", METHODS), ("update", UPDATES), ("scope", SCOPES), ("order", ORDERS)):
+            value = getattr(self, name)
+            if not (_is_positive_int(value) or (name == "num_grads" and value is None)):
+                raise ValueError(f"{name} must be a positive int, not {value!r}")
+        if self.block_size not in ("row", None) and not _is_positive_int(self.block_size):
+            expected = 'a positive int, "row" (the inputs of an output) or None (the full matrix)'
+            raise ValueError(f"block_size must be {expected}, not {self.block_size!r}")
+        parse_bytes(self.memory)
+        chosen = {"method": METHODS, "update": UPDATES, "scope": SCOPES, "order": ORDERS, "fisher": FISHERS}
+        for name, choices in chosen.items():
             if getattr(self, name) not in choices:
                 hint = "; other methods are baselines under experiments/" if name == "method" else ""
                 expected = ", ".join(map(repr, choices))
@@ -77,15 +87,19 @@ class PruningOptions:
         pattern = parse_pattern(self.pattern)
         if self.order == "greedy" and (self.method != "mfac" or pattern is not None):
             raise ValueError('order="greedy" requires method="mfac" without a pattern; use order="scores"')
-        if self.damping == "auto" and self.method == "diagonal":
-            raise ValueError("damping=\"auto\" requires method 'mfac'; give method 'diagonal' a number")
-        if self.damping == "auto" and self.method == "mfac" and self.rows_dir is not None:
-            raise ValueError('damping="auto" needs the rows in memory, and rows_dir puts them on disk; drop one')
+        if self.rows_dir is not None and (self.block_size == "row" or self.damping == "auto"):
+            needs = "rows_dir keeps the gradients on disk, which needs a block_size (or None) and a number as damping"
+            raise ValueError(f'{needs}; blocks of outputs need no rows: memory="4GB" limits what they take')
         if ranks > 1 and self.rows_dir is not None:
             raise ValueError("rows_dir is for one process; with a process_group every rank keeps its columns in memory")
         full = ranks > 1 and self.method == "mfac" and self.block_size is None
-        if full and isinstance(pattern, Slices) and pattern.dim != 0:
+        if full and isinstance(pattern, Slices) and pattern.kind != "row":
             raise ValueError(f"pattern {pattern} with the full matrix works on one process only; give a block_size")
+
+    @property
+    def by_output(self) -> bool:
+        """Whether blocks are the inputs of one output."""
+        return self.method == "mfac" and self.block_size == "row"
 
 
 def _is_positive_int(value: object) -> bool:

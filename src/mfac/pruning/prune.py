@@ -1,4 +1,4 @@
-"""mfac.prune: a trained model to a target sparsity, by Optimal Brain Surgeon on the empirical Fisher matrix."""
+"""mfac.prune: a trained model to a target sparsity, by Optimal Brain Surgeon on the Fisher matrix."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -7,8 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from mfac.gradients.batches import Batch
-from mfac.gradients.collect import Fisher
-from mfac.gradients.losses import LossFn
+from mfac.gradients.losses import LossFn, OutputFn
 from mfac.layout import Masks
 from mfac.pruning.options import PruningOptions, Scope
 from mfac.pruning.result import PruningResult
@@ -22,11 +21,11 @@ def prune(
     batches: Iterable[Batch],
     sparsity: float | Mapping[str, float] | None,
     *,
-    num_grads: int = 64,
-    block_size: int | None = 128,
-    damping: float | str = 1e-5,
+    num_grads: int | None = None,
+    block_size: int | str | None = "row",
+    damping: float | str = "auto",
     recomputations: int = 16,
-    update: str = "joint",
+    update: str = "auto",
     scope: Scope = "global",
     pattern: str | None = None,
     targets: Names = None,
@@ -36,10 +35,13 @@ def prune(
     order: str = "scores",
     floor: float = 1,
     per_sample: bool = False,
-    fisher: Fisher = "empirical",
+    fisher: str = "auto",
+    output_fn: OutputFn | None = None,
+    recalibrate: bool | str | Iterable[Batch] = "auto",
     bn_batches: Iterable[Batch] | None = None,
     loss_batches: int = 4,
     rows_dir: str | os.PathLike[str] | None = None,
+    memory: int | str | None = None,
     seed: int | None = None,
     progress: bool | None = None,
     on_step: Callable[[PruningResult], None] | None = None,
@@ -59,12 +61,14 @@ def prune(
         batches: any iterable, consumed pass after pass: each recomputation sees the next batches.
         sparsity: the fraction of the targets' weights that is zero in the end; or {name or "re:...": fraction}, which
             makes exactly these the targets, each with its own; or None with an "N:M" pattern.
-        num_grads: m, gradients per recomputation; one per batch, so the batch size is that of one gradient.
-        block_size: diagonal blocks of F of this many weights, inside tensors; None: the full matrix.
-        damping: λ; "auto": one of several fractions of F's mean diagonal, chosen by held-out gradients.
+        num_grads: batches of a recomputation, each of them a gradient (or, by output, rows for each sample or token).
+            None: 64; by output, as many as give two rows for each weight of a block, and one pass at most.
+        block_size: diagonal blocks of F: "row": the inputs of each output (of a convolution, channels x kernel); an
+            int: this many weights side by side, inside tensors; None: the full matrix.
+        damping: λ; "auto": a fraction of the mean diagonal of F in each tensor.
         recomputations: steps; each keeps the same fraction of the remaining weights.
         update: how the others move: "joint" (exact removal of the whole set), "obs" (the sum of single-weight updates),
-            "none".
+            "none"; "auto": joint, and none in `GradualPruner`.
         scope: "global": all weights compete; "layer": each tensor has the same sparsity.
         pattern: None; "N:M": at most N of every M along dimension 1 are kept; "row", "channel": whole slices along
             dimension 0 or 1, as many as fit into the sparsity.
@@ -75,10 +79,16 @@ def prune(
         order: "scores", or "greedy": the exact order, one weight after another, inside each block.
         floor: the least that each tensor keeps; below 1, a fraction of it.
         per_sample: one gradient per sample instead of one per batch.
-        fisher: "empirical" takes the labels of the data, "sampled" draws them from the model's output.
+        fisher: "gauss-newton" (random signs at the outputs, no labels), "empirical" (the labels of the data), "sampled"
+            (labels drawn from the outputs); "auto": the first where the outputs are known, else the second.
+        output_fn: (model, batch) -> logits [samples, ..., classes]; ready losses know theirs.
+        recalibrate: re-estimate batch-norm statistics at the end: "auto" and True: on as many batches as a step takes
+            ("auto": if the model has any); False; or batches of your own.
         bn_batches: batches on which batch-norm statistics are re-estimated after each step; None: they stay.
         loss_batches: how many batches the reported loss is taken over.
         rows_dir: a folder for the gradients where they do not fit in memory.
+        memory: for the matrices of a step, by output: "4GB", or bytes; more passes over the batches of a step, the same
+            masks. None: half of what is available.
         seed: of shuffling batches and of drawn labels; None: the present random state.
         progress: a progress bar for the gradients: True, False, or None: on a terminal.
         on_step: called with the result so far after each complete step; on every rank.

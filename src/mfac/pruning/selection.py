@@ -19,11 +19,12 @@ WithBlocks = FisherCurvature | SharedCurvature
 
 @dataclass(frozen=True)
 class Selection:
-    """How weights are selected: the pattern, the order, and the least that each tensor keeps."""
+    """How weights are selected: the pattern, the order, the least that each tensor keeps, its dimension of inputs."""
 
     pattern: Pattern
     order: str
     floors: Mapping[str, int]
+    inputs: Mapping[str, int]
 
     def choose(
         self, curvature: Curvature, theta: Float[Tensor, " d"], layout: ParameterLayout,
@@ -31,13 +32,13 @@ class Selection:
     ) -> dict[str, Tensor]:  # fmt: skip
         """{name: bool tensor}, True for the weights that a step removes so that the pools keep what they should."""
         if isinstance(self.pattern, Slices):
-            ids, ranges = self.pattern.groups(masks)
+            ids, ranges = self.pattern.groups(masks, self.inputs)
             costs, sizes = _slice_costs(ids, ranges, curvature, theta, layout)
             chosen = torch.zeros(len(costs), dtype=torch.bool, device=theta.device)
             chosen[sorted(cheapest_slices(costs, sizes, ranges, pools, self.floors))] = True
             return {name: chosen[ids[name]] & mask for name, mask in masks.items()}
         if isinstance(curvature, WithBlocks) and isinstance(self.pattern, NOfM):
-            each = _costs_in_groups(self.pattern, curvature, theta, layout, masks)
+            each = self._costs_in_groups(self.pattern, curvature, theta, layout, masks)
         elif isinstance(curvature, WithBlocks) and self.order == "greedy":
             # Weights that a floor keeps must not use up the count.
             count = layout.dim - sum(pool.keep for pool in pools) + sum(self.floors.values())
@@ -45,8 +46,21 @@ class Selection:
         else:
             each = layout.unflatten(curvature.scores(theta))
         if isinstance(self.pattern, NOfM):
-            each = {name: self.pattern.offered(value, masks[name]) for name, value in each.items()}
+            each = {name: self.pattern.offered(value, masks[name], self.inputs[name]) for name, value in each.items()}
         return _cheapest(each, masks, pools, self.floors)
+
+    def _costs_in_groups(
+        self, pattern: NOfM, curvature: WithBlocks, theta: Tensor, layout: ParameterLayout, masks: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """The cost of each weight when the exact greedy order inside its group reaches it."""
+        slots = dict(zip(layout.names, layout.slots, strict=True))
+        each = [pattern.positions(masks[name], slot.start, self.inputs[name]) for name, slot in slots.items()]
+        positions = torch.cat(each)
+        inverse, absent = curvature.group_inverses(positions), positions < 0
+        inverse.diagonal(dim1=1, dim2=2)[absent] = 1
+        costs = greedy_costs(inverse, theta[positions.clamp_min(0)], absent=absent)
+        parts = zip(layout.names, costs.split([len(p) for p in each]), strict=True)
+        return {name: pattern.ungrouped(part, masks[name].shape, self.inputs[name]) for name, part in parts}
 
 
 def cheapest_slices(
@@ -86,19 +100,6 @@ def _slice_costs(
         return curvature.group_costs(theta, groups, count), sizes
     costs = torch.zeros(count, dtype=torch.float64, device=theta.device)
     return costs.index_add_(0, groups, curvature.scores(theta)), sizes
-
-
-def _costs_in_groups(
-    pattern: NOfM, curvature: WithBlocks, theta: Tensor, layout: ParameterLayout, masks: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """The cost of each weight when the exact greedy order inside its group reaches it."""
-    each = [pattern.positions(masks[n], slot.start) for n, slot in zip(layout.names, layout.slots, strict=True)]
-    positions = torch.cat(each)
-    inverse, absent = curvature.group_inverses(positions), positions < 0
-    inverse.diagonal(dim1=1, dim2=2)[absent] = 1
-    costs = greedy_costs(inverse, theta[positions.clamp_min(0)], absent=absent)
-    parts = costs.split([len(p) for p in each])
-    return {name: pattern.ungrouped(part, masks[name].shape) for name, part in zip(layout.names, parts, strict=True)}
 
 
 def _cheapest(

@@ -5,7 +5,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,26 +21,33 @@ from mfac.gradient_file import GradientFile
 from mfac.gradients import accumulate_fisher, collect_gradients
 from mfac.gradients.batches import Batch, move
 from mfac.gradients.collect import Collection
-from mfac.gradients.losses import LossFn
+from mfac.gradients.gauss_newton import GaussNewtonLoss, has_output
+from mfac.gradients.labels import Noise
+from mfac.gradients.losses import CriterionLoss, LossFn, ModelLoss, sampled_loss
 from mfac.gradients.model_state import evaluation
 from mfac.inverse_fisher import Ranks, ranks_of
 from mfac.layout import Masks, ParameterLayout
-from mfac.pruning.batch_norm import average_statistics, recalibrate
+from mfac.memory import available_memory, parse_bytes
+from mfac.pruning.batch_norm import WithStatistics, average_statistics, recalibrate
 from mfac.pruning.batch_stream import BatchStream, generator_state, set_generator_state
 from mfac.pruning.budget import Pool, Sparsity, least_kept, plan_steps
 from mfac.pruning.curvature import Curvature, FisherCurvature
-from mfac.pruning.dampings import choose_damping
 from mfac.pruning.options import PruningOptions
 from mfac.pruning.patterns import Slices, parse_pattern
 from mfac.pruning.result import PruningResult, StepRecord
+from mfac.pruning.row_fisher import DAMPING, Row, RowFisher, num_samples
 from mfac.pruning.selection import Selection
 from mfac.pruning.weights import MaskedWeights, choose_targets
 
+STEP_SEEDS = 1 << 16  # between the seeds of two steps; more than the batches of any
 RANK_SEEDS = 1_000_003  # between the random states of two ranks; more than the steps of any run
 ROWS_PER_BLOCK_SIZE = 2  # float32 rows beyond twice the block size take more memory than float64 sums of the blocks
 DEFAULTS = PruningOptions()
 # Options that must be the same on every rank, besides those of the gradients.
-SHARED = ("recomputations", "scope", "floor", "block_size", "damping", "update", "order", "pattern", "method")
+SHARED = ("recomputations", "scope", "floor", "block_size", "damping", "update", "order", "pattern", "method",
+          "num_grads", "memory")  # fmt: skip
+NUM_GRADS = 64
+ROWS_PER_WEIGHT, LEAST_SAMPLES, MOST_SAMPLES = 2, 256, 1024  # of the widest block, if num_grads is not given
 
 Rows = Tensor | GradientFile | FisherBlocks
 
@@ -85,17 +92,24 @@ class Pruner:
             self.weights = MaskedWeights(model, choose_targets(model, targets, options.ignore), masks)
             floors = least_kept(self.weights.masks, options.floor)
             self.plan = plan_steps(self.weights, sparsity, options, floors)
-            self._selection = Selection(parse_pattern(options.pattern), options.order, floors)
-            fisher = FisherMethod(loss_fn, options, ranks)
-            self._method: Method = method or (Magnitude() if options.method == "magnitude" else fisher)
+            self._selection = Selection(parse_pattern(options.pattern), options.order, floors, self.weights.inputs)
             # Loaders that shuffle by the random state give different batches on every rank.
             seed = None if options.seed is None else options.seed + RANK_SEEDS * ranks.rank
             self.stream = batches if isinstance(batches, BatchStream) else BatchStream(batches, seed)
-            self.stream.needed = f" ({self.total} recomputations need {self.total * options.num_grads} gradients)"
-            # Checks what the gradients are taken of, before anything is done.
-            collection = fisher.collection(Step(0, self.weights, self.weights.layout(), self.stream))
             self._start = self.stream.drawn
             self._loss_fn, self._loss_batches = loss_fn, self.stream.peek(options.loss_batches)
+            if options.fisher == "auto":
+                first = move(self._loss_batches[0], self.weights.device)
+                known = options.output_fn is not None or isinstance(loss_fn, CriterionLoss | ModelLoss)
+                known = known and has_output(loss_fn, options.output_fn, model, first)
+                options = replace(options, fisher="gauss-newton" if known else "empirical")
+            fisher = (RowMethod if options.by_output else FisherMethod)(loss_fn, options, ranks)
+            self._method: Method = method or (Magnitude() if options.method == "magnitude" else fisher)
+            start = Step(0, self.weights, self.weights.layout(), self.stream)
+            self.num_batches = fisher.num_batches(start)
+            self.stream.needed = f" ({self.total} recomputations need {self.total * self.num_batches} batches)"
+            # Checks what the gradients are taken of, before anything is done.
+            collection = fisher.collection(start)
         if ranks.size > 1:
             shared = {"sparsity": sparsity} | {name: getattr(options, name) for name in SHARED}
             check_ranks(ranks, collection, shared | {"bn_batches": options.bn_batches is not None})
@@ -177,19 +191,23 @@ class Pruner:
         chosen = self._selection.choose(curvature, theta, layout, weights.masks, pools)
         # All ranks choose by the same numbers; ties are broken as on the first one.
         removed: Bool[Tensor, " d"] = self._ranks.from_first_(weights.row_of(layout, chosen))
-        delta, predicted = curvature.remove(theta, removed, self.options.update)
-        loss_after = self._write(layout, theta + delta, removed)
+        update = "joint" if self.options.update == "auto" else self.options.update
+        delta, predicted = curvature.remove(theta, removed, update)
+        loss_after = self._write(layout, theta + delta, removed, step.number == self.total)
         seconds, count = time.perf_counter() - start, int(removed.sum())
         known = weights.sparsity, loss, loss_after, predicted, curvature.damping
         return StepRecord(step.number, count, *known, seconds, gradient_seconds)
 
-    def _write(self, layout: ParameterLayout, theta: Float[Tensor, " d"], removed: Bool[Tensor, " d"]) -> float:
+    def _write(
+        self, layout: ParameterLayout, theta: Float[Tensor, " d"], removed: Bool[Tensor, " d"], is_last: bool
+    ) -> float:
         with self.weights.all_or_nothing():
             with self._ranks.together("writing the weights"):
                 self.weights.write(layout, theta, removed)
-            if self.options.bn_batches is not None:
+            batches = self._norm_batches(is_last)
+            if batches is not None:
                 with self._ranks.together("batch-norm statistics"):
-                    norms = recalibrate(self.weights.model, self.options.bn_batches)
+                    norms = recalibrate(self.weights.model, batches)
                 if self._ranks.size > 1:
                     average_statistics(norms, self._ranks.sum_)
             loss = self._mean_loss()
@@ -197,6 +215,15 @@ class Pruner:
                 hint = "use a larger damping or more recomputations"
                 raise RuntimeError(f"the loss became {loss} in this step, which is undone; {hint}")
             return loss
+
+    def _norm_batches(self, is_last: bool) -> Iterable[Batch] | None:
+        """What batch-norm statistics are re-estimated on after this step; None: they stay."""
+        asked = self.options.recalibrate
+        if self.options.bn_batches is not None or not is_last or asked is False:
+            return self.options.bn_batches
+        if asked == "auto" and not any(isinstance(module, WithStatistics) for module in self.weights.model.modules()):
+            return None
+        return self.stream.peek(self.num_batches) if asked in ("auto", True) else asked
 
     def _mean_loss(self) -> float:
         """The mean over a few batches that stay the same, those of all ranks, in eval mode."""
@@ -215,29 +242,37 @@ class FisherMethod:
 
     def __init__(self, loss_fn: LossFn, options: PruningOptions, ranks: Ranks):
         self.loss_fn, self.options, self.ranks = loss_fn, options, ranks
-        self.block_size = 1 if options.method == "diagonal" else options.block_size
+        size = 1 if options.method == "diagonal" else options.block_size
+        self.block_size = NUM_GRADS if isinstance(size, str) else size
+        self.num_grads = options.num_grads or NUM_GRADS
         self.pattern = parse_pattern(options.pattern)
+
+    def num_batches(self, step: Step) -> int:
+        return -(-self.num_grads // self.ranks.size)
 
     def collection(self, step: Step) -> Collection:
         """What the gradients of a step are taken of; raises ValueError if something does not fit."""
         o = self.options
         shared: dict[str, Any] = {"progress": o.progress, "seed": (o.seed or 0) + step.number}
-        return Collection(step.weights.model, self.loss_fn, step.layout, o.num_grads, o.per_sample, o.fisher, **shared)
+        shared["output_fn"] = None if o.fisher == "empirical" else o.output_fn
+        model, num_grads = step.weights.model, self.num_grads
+        return Collection(model, self.loss_fn, step.layout, num_grads, o.per_sample, o.fisher, **shared)
 
     def measure(self, step: Step) -> Rows:
         """The gradients, in this rank's columns: as rows, or where that takes less memory, as sums over blocks."""
         o, layout, size = self.options, step.layout, self.block_size
         keep_rows = isinstance(self.pattern, Slices) or o.damping == "auto" or o.rows_dir is not None
-        sums_up = size is not None and o.num_grads > ROWS_PER_BLOCK_SIZE * size and not keep_rows
+        sums_up = size is not None and self.num_grads > ROWS_PER_BLOCK_SIZE * size and not keep_rows
         if self.ranks.size > 1:
             exchange = Exchange(self.collection(step), step.stream, self.ranks, self._shares(step))
             if sums_up and size is not None:
                 return exchange.blocks(size, layout.device)
             return exchange.rows(layout.dtype, layout.device)
-        arguments = step.weights.model, self.loss_fn, step.stream, o.num_grads
+        arguments = step.weights.model, self.loss_fn, step.stream, self.num_grads
         shared: dict[str, Any] = {
             "params": list(layout.names), "masks": step.weights.masks, "per_sample": o.per_sample,
             "fisher": o.fisher, "seed": (o.seed or 0) + step.number, "progress": o.progress,
+            "output_fn": None if o.fisher == "empirical" else o.output_fn,
         }  # fmt: skip
         if sums_up and size is not None:
             return accumulate_fisher(*arguments, size, **shared)
@@ -254,19 +289,83 @@ class FisherMethod:
             sizes = shares[ranks.rank].sizes
         if isinstance(damping, str):
             assert isinstance(measured, Tensor)
-            damping = choose_damping(measured, self.block_size, sizes, reduce)
-        local = FisherCurvature(measured, damping, self.block_size, sizes, step.layout.device, reduce)
+            squares = measured.new_tensor([float(measured.double().square().sum()), measured.numel()]).double()
+            total, count = (squares if reduce is None else reduce(squares)).tolist()
+            damping = DAMPING * total / count or 1.0
+        local = FisherCurvature.of_rows(measured, damping, self.block_size, sizes, step.layout.device, reduce)
         return local if ranks.size == 1 else SharedCurvature(local, shares, ranks, self.block_size is not None)
 
     def _shares(self, step: Step) -> tuple[ColumnShare, ...]:
         """How the kept weights are divided among the ranks; the full matrix with a pattern, between rows of weights."""
         if self.block_size is not None or self.pattern is None:
             return column_shares(step.layout.sizes, self.ranks.size, self.block_size)
+        if not all(step.weights.inputs.values()):
+            raise ValueError("a pattern with the full matrix on several ranks needs weights [outputs, inputs, ...]; "
+                             "give a block_size")  # fmt: skip
         cuts = [0]
         for name in step.layout.names:
             mask = step.weights.masks[name]
             cuts += (cuts[-1] + mask.reshape(len(mask), -1).sum(1).cumsum(0)).tolist()
         return shares_at(cuts, step.layout.sizes, self.ranks.size)
+
+
+class RowMethod:
+    """F over the inputs of each output, in blocks of all their kept weights; see `RowFisher`."""
+
+    def __init__(self, loss_fn: LossFn, options: PruningOptions, ranks: Ranks):
+        self.loss_fn, self.options, self.ranks = loss_fn, options, ranks
+
+    def num_batches(self, step: Step) -> int:
+        """Enough for some rows per weight of the widest block, if the batches have them: one pass at most."""
+        if self.options.num_grads is not None:
+            return -(-self.options.num_grads // self.ranks.size)
+        widest = max(weight.by_output(weight.tensor).shape[1] for weight in step.weights.layers.values())
+        samples = min(max(ROWS_PER_WEIGHT * widest, LEAST_SAMPLES), MOST_SAMPLES)
+        needed = -(-samples // (num_samples(step.stream.peek(1)[0]) * self.ranks.size))
+        return min(needed, step.stream.pass_length or needed)
+
+    def collection(self, step: Step) -> Collection:
+        """What the gradients of all targets would be taken of; raises ValueError if something does not fit."""
+        return self._collection(step, step.layout, 1)
+
+    def measure(self, step: Step) -> RowFisher:
+        o, model = self.options, step.weights.model
+        batches = [next(step.stream) for _ in range(self.num_batches(step))]
+        memory = parse_bytes(o.memory) or (available_memory(step.layout.device) or 0) // 2 or None
+        if self.ranks.size > 1 and memory is not None:
+            memory = int(self.ranks.from_first_(torch.tensor(memory, device=step.layout.device)))
+
+        def collection(names: Sequence[str], count: int) -> Collection:
+            return self._collection(step, ParameterLayout(model, names), count)
+
+        damping = None if isinstance(o.damping, str) else o.damping
+        return RowFisher(model, step.weights.layers, step.layout, batches, self._row(), o.fisher == "empirical",
+                         collection, damping, memory, self._seed(step), self.ranks)  # fmt: skip
+
+    def curvature(self, step: Step, measured: RowFisher) -> Curvature:
+        blocks = list(measured.blocks()) if len(measured.groups) == 1 else []
+        damping = sum(measured.dampings.values()) / len(measured.dampings) if blocks else self.options.damping
+        return FisherCurvature(measured.blocks, damping if isinstance(damping, float) else DAMPING, step.layout.dim)
+
+    def _row(self) -> Row:
+        o = self.options
+        if o.fisher == "empirical":
+            return self.loss_fn, lambda model, batch, seed: batch
+        if o.fisher == "sampled":
+            loss, draw = sampled_loss(self.loss_fn, None, o.output_fn)
+        else:
+            loss = GaussNewtonLoss(self.loss_fn, o.output_fn)
+            draw = loss.draw
+        return loss, lambda model, batch, seed: draw(model, batch, Noise([seed]))
+
+    def _collection(self, step: Step, layout: ParameterLayout, count: int) -> Collection:
+        o = self.options
+        output_fn = None if o.fisher == "empirical" else o.output_fn
+        return Collection(step.weights.model, self.loss_fn, layout, count, True, o.fisher, progress=False,
+                          seed=self._seed(step), output_fn=output_fn)  # fmt: skip
+
+    def _seed(self, step: Step) -> int:
+        return ((self.options.seed or 0) + step.number) * STEP_SEEDS
 
 
 class Magnitude:

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from mfac.layout import Masks, ParameterLayout, matching, parameters_by_name, some
+from mfac.pruning.layers import weights_of
 
 Names = str | Iterable[str] | None
 
@@ -18,6 +19,8 @@ class MaskedWeights:
     def __init__(self, model: nn.Module, targets: Mapping[str, Tensor], masks: Masks = None):
         self.model = model
         self.targets = dict(targets)
+        self.layers = weights_of(model, targets)
+        self.inputs = {name: weight.inputs for name, weight in self.layers.items()}  # dimensions
         devices = sorted({str(tensor.device) for tensor in targets.values()})
         if len(devices) > 1:
             raise ValueError(f"the targets are on {', '.join(devices)}; prune needs them on one device")
@@ -72,7 +75,8 @@ class MaskedWeights:
 
 def choose_targets(model: nn.Module, targets: Names = None, ignore: Names = None) -> dict[str, Tensor]:
     """{name: parameter}, in the model's order; tied weights once. Raises ValueError if there is nothing to prune."""
-    every = {name: t for name, t in model.named_parameters() if t.requires_grad and t.is_floating_point()}
+    named = {name: tensor for name, tensor in model.named_parameters() if tensor.is_floating_point()}
+    every = {name: tensor for name, tensor in named.items() if targets is not None or tensor.requires_grad}
     if targets is None:
         kinds = nn.Embedding | nn.EmbeddingBag
         embeddings = {id(module.weight) for module in model.modules() if isinstance(module, kinds)}

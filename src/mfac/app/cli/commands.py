@@ -18,7 +18,7 @@ from mfac.app.runs.pruning import SCHEDULES, PruningSettings
 from mfac.app.runs.run import run_task
 from mfac.app.runs.training import KINDS, OPTIMIZERS, WINDOWS, OptimizerSettings, TrainingSettings
 from mfac.app.tasks import Task, load_task
-from mfac.pruning.options import METHODS, ORDERS, UPDATES, PruningOptions
+from mfac.pruning.options import FISHERS, METHODS, ORDERS, UPDATES, PruningOptions
 from mfac.pruning.prune import prune as library_prune
 
 WHAT, HOW, GRADUAL, OPTIMIZER, LENGTH = "What is pruned", "How it is chosen", "Gradual pruning", "Optimizers", "Length"
@@ -31,7 +31,7 @@ LIBRARY = options(
     library_prune,
     {
         WHAT: "pattern scope targets ignore",
-        HOW: "recomputations num_grads block_size damping update order per_sample fisher rows_dir",
+        HOW: "recomputations num_grads block_size damping update order per_sample fisher rows_dir memory",
     },
     recomputations={
         "default": None,
@@ -39,6 +39,7 @@ LIBRARY = options(
     },
     update={"choices": UPDATES},
     order={"choices": ORDERS},
+    fisher={"choices": FISHERS},
 )
 FOR_BOTH = "save_every checkpoint device"
 

@@ -26,7 +26,8 @@ from mfac.pruning.weights import choose_targets
 SCHEDULES = {"geometric": geometric_schedule, "polynomial": polynomial_schedule}
 FINE_TUNING_LR, OPTIONS = 0.01, PruningOptions()
 NOT_RECORDED, OF_GRADUAL = ("options", "save_every"), ("schedule", "steps", "epochs", "lr", "momentum")
-OWN_OPTIONS = ("method", "floor", "bn_batches", "rows_dir", "seed", "progress", "process_group")
+OWN_OPTIONS = ("method", "floor", "output_fn", "recalibrate", "bn_batches", "memory", "rows_dir", "seed", "progress",
+               "process_group")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def _one_shot(settings: PruningSettings, model: nn.Module, method: str, sparsity
     cell.begin(pruner.total, lambda: pruner.steps_done, model=model, pruner=pruner)
     stream, start, at = pruner.stream, 0, cell.run.watcher.at
     # Progress within a step, if gradients are one per batch.
-    batches.on_batch = lambda: at(pruner.steps_done + min(1.0, (stream.drawn + 1 - start) / options.num_grads))
+    batches.on_batch = lambda: at(pruner.steps_done + min(1.0, (stream.drawn + 1 - start) / pruner.num_batches))
     while not pruner.done:
         start = stream.drawn
         loss = pruner.step().loss_after

@@ -1,0 +1,210 @@
+"""Blocks of the inputs of one output: equal to dense matrices of explicit per-sample gradients."""
+
+import copy
+
+import pytest
+import torch
+from pruning_cases import PAPER, dense_joint, same, state_of
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import prune as torch_prune
+
+import mfac
+from mfac.pruning import Pruner, PruningOptions
+from mfac.pruning.row_fisher import DAMPING, _sampled
+
+LOSS = mfac.criterion_loss(nn.CrossEntropyLoss())
+
+
+class Conv1D(nn.Module):
+    """As Hugging Face has it: weights are [inputs, outputs]."""
+
+    def __init__(self, nf, nx):
+        super().__init__()
+        self.nf, self.weight, self.bias = nf, nn.Parameter(torch.randn(nx, nf) / 3), nn.Parameter(torch.zeros(nf))
+
+    def forward(self, x):
+        return x @ self.weight + self.bias
+
+
+class Tokens(nn.Module):
+    """A linear layer over tokens, whose outputs are averaged."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.inner(x)).mean(1))
+
+
+def images(*layers):
+    return nn.Sequential(*layers, nn.Tanh(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 3))
+
+
+MODELS = {
+    "linear": lambda: nn.Sequential(nn.Linear(6, 9), nn.ReLU(inplace=True), nn.Linear(9, 3)),
+    "convolution": lambda: images(nn.Conv2d(2, 8, 3, stride=2, padding=1)),
+    "grouped": lambda: images(nn.Conv2d(2, 8, 3, groups=2, padding="same", dilation=2)),
+    "circular": lambda: images(nn.Conv2d(2, 8, (2, 3), padding=1, padding_mode="circular")),
+    "sequence": lambda: nn.Sequential(nn.Conv1d(3, 4, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(28, 3)),
+    "shared": lambda: nn.Sequential(*[layer := nn.Linear(6, 6), nn.Tanh(), layer], nn.Linear(6, 3)),
+}
+SHAPES = {"linear": (6,), "shared": (6,), "sequence": (3, 7), "tokens": (4, 5)}
+
+
+def problem(name, count=24):
+    torch.manual_seed(0)
+    model = (Tokens() if name == "tokens" else MODELS[name]()).double()
+    shape = SHAPES.get(name, (2, 6, 6))
+    return model, [(torch.randn(8, *shape).double(), torch.randint(3, (8,))) for _ in range(count // 8)]
+
+
+def dense_rows(model, batches, name):
+    """The gradient of each sample's loss, [samples, outputs, inputs]."""
+    weight = dict(model.named_parameters())[name]
+    samples = [(x[None], y[None]) for batch in batches for x, y in zip(*batch, strict=True)]
+    rows = [torch.autograd.grad(LOSS(model, sample), weight)[0] for sample in samples]
+    return torch.stack(rows).flatten(2)
+
+
+@pytest.mark.parametrize("count", [8, 40])  # fewer rows than weights in a block, and more
+@pytest.mark.parametrize("name", MODELS)
+def test_one_step_is_joint_removal_by_dense_matrices_of_each_output(name, count):
+    model, batches = problem(name, count)
+    dense = copy.deepcopy(model)
+    result = mfac.prune(model, LOSS, batches, 0.5, **PAPER | {"damping": 1e-3}, recomputations=1, progress=False)
+    scores, predicted = [], 0.0
+    for key in result.targets:
+        theta = dense.get_parameter(key).detach().flatten(1)
+        rows = dense_rows(dense, batches, key)
+        H = torch.einsum("noi,noj->oij", rows, rows) / len(rows) + 1e-3 * torch.eye(theta.shape[1]).double()
+        scores.append((theta.square() / (2 * torch.linalg.inv(H).diagonal(dim1=1, dim2=2))).flatten())
+        gone = ~result.masks[key].flatten(1)
+        for o, (new, old) in enumerate(zip(model.get_parameter(key).flatten(1), theta, strict=True)):
+            delta, cost = dense_joint(H[o], old, gone[o])
+            assert torch.allclose(new, old + delta, atol=1e-9)
+            predicted += cost
+    removed = ~torch.cat([result.masks[key].flatten() for key in result.targets])
+    each = torch.cat(scores)
+    assert each[removed].max() <= each[~removed].min()
+    assert result.predicted_increase == pytest.approx(predicted, rel=1e-6)
+
+
+def test_tokens_are_rows_of_their_own_and_damping_is_relative():
+    model, batches = problem("tokens")
+    dense = copy.deepcopy(model)
+    options = {"fisher": "empirical", "recomputations": 1, "progress": False, "targets": "inner.weight"}
+    result = mfac.prune(model, LOSS, batches, 0.4, **options)
+    x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    hidden = dense.inner(x)
+    hidden.retain_grad()
+    F.cross_entropy(dense.head(torch.tanh(hidden).mean(1)), y, reduction="sum").backward()
+    H = torch.einsum("nto,nti,ntj->oij", hidden.grad.square(), x, x) / len(x)
+    damping = DAMPING * float(H.diagonal(dim1=1, dim2=2).mean())
+    assert result.damping == pytest.approx(damping, rel=1e-6)
+    for o, old in enumerate(dense.inner.weight.detach()):
+        full = H[o] + damping * torch.eye(5).double()
+        delta, _ = dense_joint(full, old, ~result.masks["inner.weight"][o])
+        assert torch.allclose(model.inner.weight[o], old + delta, atol=1e-6)
+
+
+def test_sampled_tokens_estimate_the_sum():
+    torch.manual_seed(0)
+    sizes = torch.rand(200, dtype=torch.float64) ** 6
+    draws = [_sampled(sizes, 40) for _ in range(400)]
+    assert all(len(chosen.unique()) == len(chosen) <= 41 for chosen, _ in draws)
+    means = sum((weights * sizes[chosen] ** 2).sum() for chosen, weights in draws) / len(draws)
+    assert float(means) == pytest.approx(float((sizes**2).sum()), rel=0.02)
+
+
+@pytest.mark.parametrize("pattern", [None, "2:4", "row", "channel"])
+def test_conv1d_is_a_transposed_linear_layer(pattern):
+    torch.manual_seed(0)
+    hugging = nn.Sequential(Conv1D(8, 12), nn.Tanh(), Conv1D(4, 8)).double()
+    plain = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 4)).double()
+    plain.load_state_dict({key: value.t() for key, value in hugging.state_dict().items()})
+    batches = [(torch.randn(16, 12).double(), torch.randint(4, (16,))) for _ in range(3)]
+    options = {"recomputations": 2, "progress": False, "pattern": pattern, "seed": 0}
+    sparsity = None if pattern == "2:4" else 0.5
+    left, right = (mfac.prune(model, LOSS, batches, sparsity, **options) for model in (hugging, plain))
+    assert same({key: mask.T for key, mask in left.masks.items()}, right.masks)
+    assert all(torch.allclose(value.t(), plain.state_dict()[key]) for key, value in hugging.state_dict().items())
+    with pytest.raises(ValueError, match="5 must divide its dimension 0"):
+        mfac.prune(hugging, LOSS, batches, None, pattern="2:5")
+
+
+@pytest.mark.parametrize("update", ["joint", "obs"])
+def test_a_memory_limit_takes_more_passes_and_gives_the_same_masks(update):
+    results = []
+    for memory in (None, 20_000, "1kB"):
+        model, batches = problem("convolution", 40)
+        masks = mfac.prune(model, LOSS, batches, 0.6, memory=memory, update=update, recomputations=3, seed=1).masks
+        results.append((masks, state_of(model)))
+    for masks, state in results[1:]:
+        assert same(masks, results[0][0])
+        assert all(torch.allclose(value, results[0][1][key]) for key, value in state.items())
+
+
+def test_a_resumed_run_has_the_same_bits():
+    def build():
+        model, batches = problem("convolution")
+        return model, Pruner(model, LOSS, batches, 0.7, PruningOptions(recomputations=4, seed=3))
+
+    model, pruner = build()
+    pruner.run()
+    first, begun = build()
+    begun.step()
+    second, resumed = build()
+    second.load_state_dict(first.state_dict())
+    resumed.load_state_dict(begun.state_dict())
+    resumed.run()
+    assert same(state_of(second), state_of(model))
+    assert same(resumed.weights.masks, pruner.weights.masks)
+
+
+@pytest.mark.parametrize("order", ["scores", "greedy"])
+@pytest.mark.parametrize("fisher", ["gauss-newton", "sampled", "empirical"])
+def test_every_fisher_reaches_the_sparsity(fisher, order):
+    model, batches = problem("linear")
+    result = mfac.prune(model, LOSS, batches, 0.5, fisher=fisher, order=order, recomputations=2)
+    assert result.num_removed == round(0.5 * result.num_weights)
+
+
+def test_frozen_weights_that_are_named_are_pruned_and_stay_frozen():
+    model, batches = problem("linear")
+    model.requires_grad_(False)
+    result = mfac.prune(model, LOSS, batches, 0.5, targets=["0.weight"], recomputations=2)
+    assert result.sparsity == 0.5
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    with pytest.raises(ValueError, match="nothing to prune"):
+        mfac.prune(model, LOSS, batches, 0.5)
+
+
+REPARAMETRIZED = {
+    "parametrizations": (nn.utils.parametrizations.weight_norm, "parametrize.remove_parametrizations"),
+    "prune": (lambda layer: torch_prune.l1_unstructured(layer, "weight", 3), "prune.remove, and pass its masks"),
+    "weight norm": (nn.utils.weight_norm, "remove_weight_norm"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*")
+@pytest.mark.parametrize("kind", REPARAMETRIZED)
+def test_weights_that_are_computed_from_other_parameters_are_refused(kind):
+    change, remedy = REPARAMETRIZED[kind]
+    model, batches = problem("linear")
+    change(model[0])
+    with pytest.raises(ValueError, match=f"0.weight is computed from it; make .* again by torch.nn.utils.{remedy}"):
+        mfac.prune(model, LOSS, batches, 0.5)
+
+
+def test_batch_norm_is_recalibrated_once_at_the_end():
+    states = []
+    for recalibrate in ("auto", True, False):
+        torch.manual_seed(0)
+        model = images(nn.Conv2d(2, 8, 3), nn.BatchNorm2d(8))
+        batches = [(torch.randn(8, 2, 6, 6), torch.randint(3, (8,))) for _ in range(3)]
+        mfac.prune(model, LOSS, batches, 0.5, recalibrate=recalibrate, recomputations=2, seed=0)
+        states.append((model[1].running_mean.clone(), model[0](torch.cat([x for x, _ in batches])).mean((0, 2, 3))))
+    for (mean, true), recalibrated in zip(states, (True, True, False), strict=True):
+        assert torch.allclose(mean, true, atol=1e-5) == recalibrated
