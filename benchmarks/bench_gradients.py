@@ -27,9 +27,11 @@ from torch.func import functional_call, grad, vmap
 from peers.cells import peak
 from timing import RESULTS, environment, seconds
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
-from models import Case, Recurrent, bert, cross_entropy, resnet20
+from models import Case, Recurrent, bert, cross_entropy
 
+from experiments.models.resnet import ResNet
 from mfac.gradients import collect, collect_gradients
 from mfac.gradients.batches import cut, num_samples, with_sample_tensors
 
@@ -62,7 +64,7 @@ def lstm():
     return classifier(model, 28, 28)
 
 
-CASES = {"mlp": lenet, "bert_tiny": bert_tiny, "resnet20": lambda: classifier(resnet20(), 3, 32, 32), "lstm": lstm}
+CASES = {"mlp": lenet, "bert_tiny": bert_tiny, "resnet20": lambda: classifier(ResNet(20), 3, 32, 32), "lstm": lstm}
 
 
 @contextmanager

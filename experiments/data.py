@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from experiments.classification import accuracy
 from experiments.datasets.folder import data_folder
 from experiments.datasets.images import CIFAR10, HALVES, IMAGENET, Normalisation, crop_and_flip, load_cifar10
 
-__all__ = ["CIFAR10", "HALVES", "IMAGENET", "ImageBatches", "accuracy", "cifar10", "data_folder", "load_cifar10"]
+__all__ = ["CIFAR10", "HALVES", "IMAGENET", "ImageBatches", "cifar10", "data_folder", "load_cifar10"]
 
 cifar10 = cache(load_cifar10)  # not to be written to
 
@@ -50,19 +51,9 @@ def cifar_batches(size: int, normalisation: Normalisation, seed: int, augment: b
     return ImageBatches(*cifar10("train"), size, normalisation, seed=seed, augment=augment)
 
 
-@torch.no_grad()
-def accuracy(model: nn.Module, batches: ImageBatches) -> float:
-    """The percentage of correct predictions, in eval mode."""
-    training = model.training
-    model.eval()
-    right = sum(int((model(images).argmax(1) == labels).sum()) for images, labels in batches)
-    model.train(training)
-    return 100 * right / len(batches.images)
-
-
 def make_test(
     normalisation: Normalisation, count: int | None = None, load: Callable[[str], Any] = cifar10
 ) -> Callable[[nn.Module], dict[str, float]]:
     """model -> its accuracy on the first `count` test images."""
     batches = ImageBatches(*(part[:count] for part in load("test")), 250, normalisation)
-    return lambda model: {"accuracy": accuracy(model, batches)}
+    return lambda model: {"accuracy": 100 * accuracy(model, batches)}

@@ -38,22 +38,22 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """6n + 2 layers in three stages of n blocks, 16, 32 and 64 channels wide.
+    """6n + 2 layers in three stages of n blocks, 16, 32 and 64 channels wide (`width` is that of the first).
 
     Shortcuts between stages are 1 x 1 convolutions with `projection`, or else padded.
     """
 
-    def __init__(self, depth: int = 20, num_classes: int = 10, projection: bool = True):
+    def __init__(self, depth: int = 20, num_classes: int = 10, projection: bool = True, width: int = 16):
         super().__init__()
         blocks, rest = divmod(depth - 2, 6)
         if rest:
             raise ValueError(f"the depth must be 6 n + 2 (20, 32, 44, ...), not {depth}")
-        self.conv1 = nn.Conv2d(3, 16, 3, 1, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(16)
-        self.layer1 = _stage(16, 16, blocks, 1, projection)
-        self.layer2 = _stage(16, 32, blocks, 2, projection)
-        self.layer3 = _stage(32, 64, blocks, 2, projection)
-        self.fc = nn.Linear(64, num_classes)
+        self.conv1 = nn.Conv2d(3, width, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.layer1 = _stage(width, width, blocks, 1, projection)
+        self.layer2 = _stage(width, 2 * width, blocks, 2, projection)
+        self.layer3 = _stage(2 * width, 4 * width, blocks, 2, projection)
+        self.fc = nn.Linear(4 * width, num_classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 nn.init.kaiming_normal_(module.weight)

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from models import CASES, mlp, resnet20
+from models import CASES, mlp
 from safetensors.torch import save_file
 
+from experiments.models.resnet import ResNet
 from mfac.pruning.compact_file import load_compact, save_compact
 from mfac.pruning.masks import apply_masks
 
@@ -52,7 +53,7 @@ def test_a_mask_is_remembered_where_a_kept_weight_is_zero(tmp_path):
 
 
 def test_the_size_is_what_the_arithmetic_says(tmp_path):
-    model = resnet20()
+    model = ResNet(20)
     masks = pruned(model, 0.95)
     size = save_compact(model, tmp_path / "model.safetensors")  # dense tensors are not packed
     state = model.state_dict()

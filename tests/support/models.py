@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from experiments.models.resnet import ResNet
+
 
 class Case(NamedTuple):
     model: nn.Module
@@ -64,33 +66,9 @@ def signal(n: int = 5) -> Case:
     return Case(model, lambda m, b: (m(b) ** 2).mean(), torch.randn(n, 2, 9))
 
 
-class Residual(nn.Module):
-    def __init__(self, channels: int, width: int, stride: int):
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels, width, 3, stride, 1, bias=False)
-        self.norm1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
-        self.norm2 = nn.BatchNorm2d(width)
-        self.skip = nn.Conv2d(channels, width, 1, stride, bias=False) if stride > 1 else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x))))) + self.skip(x))
-
-
-def resnet20(width: int = 16) -> nn.Module:
-    """The ResNet20 of CIFAR-10."""
-    layers: list[nn.Module] = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
-    channels = width
-    for factor in (1, 2, 4):
-        for block in range(3):
-            layers.append(Residual(channels, factor * width, 2 if block == 0 and factor > 1 else 1))
-            channels = factor * width
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
-
-
 def resnet(n: int = 5) -> Case:
     torch.manual_seed(3)
-    return Case(resnet20(4), cross_entropy, (torch.randn(n, 3, 16, 16), torch.randint(10, (n,))))
+    return Case(ResNet(20, width=4), cross_entropy, (torch.randn(n, 3, 16, 16), torch.randint(10, (n,))))
 
 
 class Transformer(nn.Module):
@@ -151,10 +129,8 @@ class Recurrent(nn.Module):
         self.head = nn.Linear(width, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        outputs, states = self.rnn(x if self.rnn.batch_first else x.transpose(0, 1))
-        last = outputs[:, -1] if self.rnn.batch_first else outputs[-1]
-        states = states if isinstance(states, tuple) else (states,)
-        return self.head(torch.cat([last, *(state.transpose(0, 1).flatten(1) for state in states)], 1))
+        outputs, states = self.rnn(x)
+        return self.head(torch.cat([outputs[:, -1], *(state.transpose(0, 1).flatten(1) for state in states)], 1))
 
 
 def lstm(n: int = 5) -> Case:
