@@ -5,6 +5,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Sampler, TensorDataset
 
+from mfac import MFAC, FullMatrixAdam
+
 
 def load_data() -> tuple[TensorDataset, TensorDataset]:
     """(1,440 images to train on, 357 to test on), each a vector of 64 numbers between 0 and 1, with their labels."""
@@ -40,3 +42,11 @@ class EpochOrder(Sampler[int]):
 
     def __iter__(self):
         return iter(torch.randperm(self.size, generator=torch.Generator().manual_seed(self.epoch)).tolist())
+
+
+def build_optimizer(name: str, params, num_grads: int, process_group=None) -> torch.optim.Optimizer:
+    """FullMatrixAdam with its defaults, or MFAC with the settings that train_plain.py explains."""
+    if name == "full_matrix_adam":
+        return FullMatrixAdam(params, num_grads=num_grads, process_group=process_group)
+    options = {"lr": 1.0, "damping": 0.1, "normalize": "sum", "momentum": 0.9}
+    return MFAC(params, num_grads=num_grads, process_group=process_group, **options)

@@ -16,8 +16,7 @@ from accelerate.utils import DataLoaderConfiguration
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from digits import accuracy, build_model, load_data
-from mfac import MFAC
+from digits import accuracy, build_model, build_optimizer, load_data
 
 ACCUMULATE = 2
 
@@ -25,6 +24,7 @@ ACCUMULATE = 2
 def parse(argv):
     parser = argparse.ArgumentParser(description="digits with MFAC under accelerate")
     parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--optimizer", choices=["mfac", "full_matrix_adam"], default="mfac")
     parser.add_argument("--num-grads", type=int, default=64, help="m, the gradients in the window")
     parser.add_argument("--folder", type=Path, default=Path("checkpoints"))
     parser.add_argument("--save-at", type=int, default=50, metavar="STEP", help="when to save the state")
@@ -42,9 +42,7 @@ def main(argv=None):
     )
     train, test = load_data()
     model = build_model()
-    optimizer = MFAC(
-        model.named_parameters(), lr=1.0, num_grads=args.num_grads, damping=0.1, normalize="sum", momentum=0.9
-    )
+    optimizer = build_optimizer(args.optimizer, model.named_parameters(), args.num_grads)
     loader = DataLoader(train, batch_size=30, shuffle=True)
     steps_an_epoch = -(-len(loader) // ACCUMULATE)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * steps_an_epoch)

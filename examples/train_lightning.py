@@ -18,28 +18,20 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from digits import EpochOrder, accuracy, build_model, load_data
-from mfac import MFAC
+from digits import EpochOrder, accuracy, build_model, build_optimizer, load_data
 
 
 class Digits(lightning.LightningModule):
-    def __init__(self, num_grads, steps, manual=False):
+    def __init__(self, num_grads, steps, manual=False, optimizer="mfac"):
         super().__init__()
-        self.num_grads, self.steps = num_grads, steps
+        self.num_grads, self.steps, self.optimizer = num_grads, steps, optimizer
         self.automatic_optimization = not manual
         self.model = build_model()
         self.losses = []
 
     def configure_optimizers(self):
-        optimizer = MFAC(
-            self.named_parameters(),
-            lr=1.0,
-            num_grads=self.num_grads,
-            damping=0.1,
-            normalize="sum",
-            momentum=0.9,
-            process_group=dist.group.WORLD if dist.is_initialized() else None,
-        )
+        group = dist.group.WORLD if dist.is_initialized() else None
+        optimizer = build_optimizer(self.optimizer, self.named_parameters(), self.num_grads, group)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
@@ -63,6 +55,7 @@ class Digits(lightning.LightningModule):
 def parse(argv):
     parser = argparse.ArgumentParser(description="digits with MFAC in Lightning")
     parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--optimizer", choices=["mfac", "full_matrix_adam"], default="mfac")
     parser.add_argument("--num-grads", type=int, default=64, help="m, the gradients in the window")
     parser.add_argument("--ranks", type=int, default=1, help="processes, as many as torchrun has started")
     parser.add_argument("--manual", action="store_true", help="manual optimization")
@@ -75,7 +68,7 @@ def main(argv=None):
     args = parse(argv)
     train, test = load_data()
     loader = DataLoader(train, batch_size=64, sampler=EpochOrder(train))  # Lightning calls set_epoch
-    module = Digits(args.num_grads, args.epochs * len(loader), args.manual)
+    module = Digits(args.num_grads, args.epochs * len(loader), args.manual, args.optimizer)
 
     # A checkpoint holds the window, num_grads times the size of the model: think of how many to keep (save_top_k).
     checkpoints = ModelCheckpoint(args.folder, "digits-{step}", every_n_epochs=max(1, args.epochs // 2), save_top_k=-1)

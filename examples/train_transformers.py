@@ -1,7 +1,7 @@
 """MFAC in Hugging Face's Trainer, given as an object or as a class with arguments; checkpoint and resume.
 
     python examples/train_transformers.py                                        # optimizers=(MFAC(...), scheduler)
-    python examples/train_transformers.py --by-class                             # optimizer_cls_and_kwargs
+    python examples/train_transformers.py --by-name full_matrix_adam             # or mfac: optimizer_cls_and_kwargs
     python examples/train_transformers.py --resume checkpoints/checkpoint-40     # the same weights in the end
     python examples/train_transformers.py --glue MRPC --steps 115                # real text, a pretrained MiniLM
     torchrun --nproc-per-node 2 examples/train_transformers.py                   # data parallel, half a window each
@@ -21,12 +21,13 @@ import torch.distributed as dist
 from transformers import DataCollatorWithPadding, Trainer, TrainingArguments, get_scheduler, set_seed
 
 from mfac import MFAC
+from mfac.integrations.transformers import OPTIMIZERS, optimizer_by_name
 from sentences import load_mrpc, load_reviews
 
 
 def parse(argv):
     parser = argparse.ArgumentParser(description="MFAC in Hugging Face's Trainer")
-    parser.add_argument("--by-class", action="store_true", help="hand over the class, not an optimizer")
+    parser.add_argument("--by-name", choices=OPTIMIZERS, help="hand over a class by its name, not an optimizer")
     parser.add_argument(
         "--glue", choices=["MRPC"], help="real text, and a pretrained MiniLM, from the folder MFAC_DATA"
     )
@@ -43,6 +44,10 @@ def parse(argv):
 def choose_optimizer(args, model):
     """The arguments of Trainer that say how to optimize."""
     lr, damping, adamw_lr = (0.1, 1e-3, 5e-5) if args.glue else (0.3, 0.1, 3e-3)
+    group = dist.group.WORLD if dist.is_initialized() else None
+    if args.by_name == "full_matrix_adam":
+        options = {"lr": args.lr or 3e-3, "num_grads": args.num_grads, "process_group": group}
+        return {"optimizer_cls_and_kwargs": optimizer_by_name(args.by_name, **options)}
     if args.adamw:
         return {"optimizer_cls_and_kwargs": (torch.optim.AdamW, {"lr": args.lr or adamw_lr})}
     kwargs = {
@@ -50,10 +55,12 @@ def choose_optimizer(args, model):
         "num_grads": args.num_grads,
         "damping": args.damping or damping,
         "normalize": "sum",
-        "process_group": dist.group.WORLD if dist.is_initialized() else None,
+        "process_group": group,
     }
-    if args.by_class:
-        return {"optimizer_cls_and_kwargs": (MFAC, kwargs)}  # Trainer makes groups with and without weight decay
+    if args.by_name:
+        return {
+            "optimizer_cls_and_kwargs": optimizer_by_name("mfac", **kwargs)
+        }  # Trainer makes groups with and without weight decay
     optimizer = MFAC(model.named_parameters(), **kwargs)
     scheduler = get_scheduler("linear", optimizer, num_warmup_steps=0, num_training_steps=args.steps)
     return {"optimizers": (optimizer, scheduler)}

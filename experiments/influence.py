@@ -203,6 +203,7 @@ def by_dattri(task: Task, model: nn.Module, name: str, options: dict[str, Any], 
 
     work = AttributionTask(loss_func=loss, model=model, checkpoints=model.state_dict())
     strength, options = task.damping if damping is None else damping, dict(options)
+    size = options.pop("loader", len(task.inputs))
     if name == "TRAK":
         attributor = trak.TRAKAttributor(
             work, lambda *given: torch.exp(-loss(*given)), regularization=strength, **options
@@ -210,7 +211,6 @@ def by_dattri(task: Task, model: nn.Module, name: str, options: dict[str, Any], 
     else:
         key = "damping" if name in ("LiSSA", "EKFAC") else "regularization"
         attributor = getattr(influence_function, f"IFAttributor{name}")(work, **{key: strength}, **options)
-    size = options.pop("loader", len(task.inputs))
     train = DataLoader(TensorDataset(task.inputs, task.labels), batch_size=size)
     tests = DataLoader(TensorDataset(*task.tests), batch_size=TESTS)
     attributor.cache(train)

@@ -60,11 +60,15 @@ def test_a_compiled_model_trains_as_the_plain_one(example, tmp_path):
     assert all(parameter.grad is not None for parameter in compiled.parameters())
 
 
-def test_accelerate_accumulates_and_resumes_in_mid_epoch(example, tmp_path):
-    main = example("train_accelerate").main
-    model, losses = main(["--epochs", "4", "--folder", str(tmp_path)])
+both_optimizers = pytest.mark.parametrize("optimizer", ["mfac", "full_matrix_adam"])
+
+
+@both_optimizers
+def test_accelerate_accumulates_and_resumes_in_mid_epoch(example, tmp_path, optimizer):
+    main, options = example("train_accelerate").main, ["--epochs", "4", "--optimizer", optimizer]
+    model, losses = main([*options, "--folder", str(tmp_path)])
     assert fell(losses, 0.3)
-    resumed, rest = main(["--epochs", "4", "--folder", str(tmp_path), "--resume", str(tmp_path / "step-50")])
+    resumed, rest = main([*options, "--folder", str(tmp_path), "--resume", str(tmp_path / "step-50")])
     assert rest == losses[2 * 50 :]  # two batches a step; an epoch has 24 steps
     assert same_weights(model, resumed)
 
@@ -73,9 +77,11 @@ def test_accelerate_accumulates_and_resumes_in_mid_epoch(example, tmp_path):
 @pytest.mark.filterwarnings(
     "ignore:.*does not have many workers", "ignore:Checkpoint directory", "ignore:.*treespec, LeafSpec:FutureWarning"
 )
-def test_lightning_learns_and_resumes_bit_for_bit_both_ways(example, tmp_path):
+@both_optimizers
+def test_lightning_learns_and_resumes_bit_for_bit_both_ways(example, tmp_path, optimizer):
     main, models = example("train_lightning").main, []
-    for options in (["--epochs", "4"], ["--epochs", "4", "--manual"]):
+    for manual in ([], ["--manual"]):
+        options = ["--epochs", "4", "--optimizer", optimizer, *manual]
         model, losses = main([*options, "--folder", str(tmp_path)])
         assert fell(losses, 0.3)
         saved = tmp_path / "digits-step=46.ckpt"
@@ -87,7 +93,7 @@ def test_lightning_learns_and_resumes_bit_for_bit_both_ways(example, tmp_path):
     assert same_weights(*models)
 
 
-@pytest.mark.parametrize("options", [[], ["--by-class"]], ids=["object", "class"])
+@pytest.mark.parametrize("options", [[], ["--by-name", "mfac"], ["--by-name", "full_matrix_adam"]], ids=str)
 def test_transformers_learns_and_resumes_bit_for_bit(example, tmp_path, options):
     main = example("train_transformers").main
     options = ["--steps", "60", *options]
@@ -99,6 +105,15 @@ def test_transformers_learns_and_resumes_bit_for_bit(example, tmp_path, options)
     assert rest == losses  # the first half is from the log that the checkpoint holds
     assert again["eval_loss"] == figures["eval_loss"]
     assert same_weights(model, resumed)
+
+
+@pytest.mark.parametrize(("arguments", "message"), [(("adam", {}), "choose from full_matrix_adam, mfac"),
+                                                    (("mfac", {"betas": 1}), "MFAC has no option betas")])  # fmt: skip
+def test_names_that_do_not_exist_are_refused(arguments, message):
+    from mfac.integrations.transformers import optimizer_by_name
+
+    with pytest.raises(ValueError, match=message):
+        optimizer_by_name(arguments[0], **arguments[1])
 
 
 def test_the_preconditioner_helps_sgd_and_lets_the_others_learn(example):

@@ -1,12 +1,15 @@
-"""Gradual pruning in the Hugging Face Trainer."""
+"""Optimizers by name and gradual pruning in the Hugging Face Trainer."""
 
+import inspect
 import os
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from mfac.full_matrix_adam import FullMatrixAdam
 from mfac.integrations.pace import Build, PacedPruning
+from mfac.optimizer import MFAC
 from mfac.pruning.atomic_file import replacing
 
 try:
@@ -15,6 +18,30 @@ except ImportError as error:
     raise ImportError("this callback needs transformers; pip install 'torch-mfac[transformers]'") from error
 
 STATE_FILE = "mfac_pruning.pt"
+# The class, and what differs from its defaults: the Trainer's weight decay is then decoupled, as in AdamW.
+OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
+    "full_matrix_adam": (FullMatrixAdam, {}),
+    "mfac": (MFAC, {"normalize": "sum", "decoupled_weight_decay": True}),
+}
+
+
+def optimizer_by_name(name: str, **options: Any) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """What `Trainer(optimizer_cls_and_kwargs=...)` takes: "full_matrix_adam" or "mfac", with options of its class.
+
+    The Trainer builds it on its own parameter groups, with and without `weight_decay`; lr is that of the options.
+
+    Raises:
+        ValueError: there is no optimizer of that name, or it has no such option.
+    """
+    if name not in OPTIMIZERS:
+        raise ValueError(f"there is no optimizer {name!r}; choose from {', '.join(OPTIMIZERS)}")
+    kind, defaults = OPTIMIZERS[name]
+    known = inspect.signature(kind).parameters.keys() - {"params"}
+    if unknown := options.keys() - known:
+        raise ValueError(
+            f"{kind.__name__} has no option {', '.join(sorted(unknown))}; it has {', '.join(sorted(known))}"
+        )
+    return kind, defaults | options
 
 
 class PruningCallback(PacedPruning, TrainerCallback):
