@@ -169,7 +169,7 @@ class DynamicInverseFisher(InverseFisher):
     def diagonal(self) -> Float[Tensor, " d"]:
         if self.num_seen == 0:
             return torch.full((self._dim,), 1 / self.damping, dtype=self.dtype, device=self.device)
-        return self._frozen().diagonal().to(self.dtype)
+        return self._whole().diagonal().to(self.dtype)
 
     @one_thread
     @torch.no_grad()
@@ -178,7 +178,7 @@ class DynamicInverseFisher(InverseFisher):
         if self.num_seen == 0:
             value = -self._ranks.total(self._dim) * math.log(self.damping)
             return torch.tensor(value, dtype=torch.float64, device=self.device)
-        return self._frozen().logdet()
+        return self._whole().logdet()
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "DynamicInverseFisher":
         options: dict[str, Any] = {"precision": self._precision, "normalize": self._normalize}
@@ -343,19 +343,19 @@ class DynamicInverseFisher(InverseFisher):
     def _forward(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]:
         if self.num_seen == 0:
             return x * self.damping
-        return self._frozen().forward(x)
+        return self._whole().forward(x)
 
     @one_thread
     def _quadratic_form(self, x: Float[Tensor, "d k"]) -> Float[Tensor, " k"]:
         if self.num_seen == 0:
             return self._ranks.sum_(x.double().square().sum(0)) / self.damping
-        return self._frozen().quadratic_form(x)
+        return self._whole().quadratic_form(x)
 
     @one_thread
     def _elements(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         if self.num_seen == 0:
             return (rows == columns).double() / self.damping
-        return self._frozen().elements(rows, columns)
+        return self._whole().elements(rows, columns)
 
     @one_thread
     def set_damping(self, damping: float) -> None:
@@ -374,26 +374,23 @@ class DynamicInverseFisher(InverseFisher):
             self.set_damping(old_damping)
             raise
 
-    def _frozen(self) -> DualBlocks:
+    def _whole(self) -> DualBlocks:
         """The present window as static blocks; remembered until it changes."""
         if self._snapshot is None:
-            n, dtype = self.num_seen, self._exact_dtype()
-            weights = torch.full((n,), 1 / self._divisor(n), dtype=torch.float64, device=self.device)
+            weights, dtype = self._row_weights(), self._exact_dtype()
             reduce = self._ranks.sum_ if self._ranks.size > 1 else None
             precision: Precision = "float64" if dtype == torch.float64 else "float32"
-            run, pages = BlockRun(0, self._dim, 1), self._rows.pages(n)
+            run, pages = BlockRun(0, self._dim, 1), self._rows.pages(self.num_seen)
             self._snapshot = DualBlocks(run, pages, self.damping, precision, weights, self.gram[None], reduce=reduce)
         return self._snapshot
 
-    def _whole(self) -> DualBlocks:
-        self._held_rows()
-        return self._frozen()
-
     def _held_rows(self) -> tuple[Tensor, Float[Tensor, " n"]]:
-        n = self.num_seen
-        if n == 0:
+        return self.rows[: self.num_seen], self._row_weights()
+
+    def _row_weights(self) -> Float[Tensor, " n"]:
+        if self.num_seen == 0:
             raise ValueError("the window holds no gradient yet; add some with update")
-        return self.rows[:n], torch.full((n,), 1 / self._divisor(n), dtype=torch.float64, device=self.device)
+        return self.gram.new_full((self.num_seen,), 1 / self._divisor(self.num_seen))
 
     def _check_gradient(self, g: Tensor) -> None:
         check_dense("a gradient", g)
