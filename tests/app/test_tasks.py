@@ -173,8 +173,8 @@ def test_what_is_no_task_at_all(tmp_path):
         "no.such.module": r"no task 'no.such.module'; a task is digits, a file \(task.py\) or a module",
         "what is this": "no task 'what is this'",
         "missing.py": r"there is no file missing.py; `mfac init missing.py` writes a task file",
-        "./folder": "folder is a folder",
-        "./task.txt": r"does not end in .py",
+        "./folder": "folder is a folder or",
+        "./task.txt": r"does not end in .py; a task is",
     }.items():
         with pytest.raises(TaskError, match=message):
             load_task(spec)

@@ -44,15 +44,19 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 def options(source: Callable[..., Any], panels: Mapping[str | None, str], **more: Any) -> list[inspect.Parameter]:
     """Options that set arguments of `source`, a function or class: {panel: "names of arguments"}.
 
-    Types, defaults and descriptions are those of the arguments; `more` has settings of `typer.Option` by name, also
-    another `default`, a `kind`, or `choices`. What takes several values (a tuple or names) is a repeatable option.
+    Types, defaults and descriptions are those of the arguments, from annotations and docstrings; `more` has settings of
+    `typer.Option` by name, also a `default`, a `kind` or `choices`. A tuple or names make a repeatable option.
     """
     return [_option(source, name, panel, **more.get(name, MORE)) for panel in panels for name in panels[panel].split()]
 
 
 def _option(source: Callable[..., Any], name: str, panel: str | None, **more: Any) -> inspect.Parameter:
     default = more.pop("default", inspect.signature(source).parameters[name].default)
-    hint = get_type_hints(source)[name]
+    hint = get_type_hints(source, include_extras=True)[name]
+    if get_origin(hint) is Annotated:
+        hint, text = get_args(hint)
+    else:
+        text = described(source)[name]
     found = _kind(hint, default)
     kind = more.pop("kind", found)
     choices = more.pop("choices", get_args(hint) if get_origin(hint) is Literal else ())
@@ -66,7 +70,7 @@ def _option(source: Callable[..., Any], name: str, panel: str | None, **more: An
         more.setdefault("show_default", ", ".join(map(str, default)))
         default = None
     flag = re.sub("ies$", "y", name).removesuffix("s") if get_origin(found) is list else name
-    more = {"help": described(source)[name], "rich_help_panel": panel, "metavar": METAVARS.get(name), **more}
+    more = {"help": _sentence(text), "rich_help_panel": panel, "metavar": METAVARS.get(name), **more}
     settings = typer.Option(f"--{flag.replace('_', '-')}", **more)
     annotation = Annotated[kind | None if default is None else kind, settings]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
@@ -87,11 +91,12 @@ def _kind(hint: Any, default: Any) -> Any:
 def described(source: Callable[..., Any]) -> dict[str, str]:
     """{argument: description}, from the Args section of a docstring."""
     section = (inspect.getdoc(source) or "").partition("Args:\n")[2].split("\n\n")[0]
-    found = {}
-    for name, text in re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE):
-        text = " ".join(text.split()).removeprefix("None; ").replace("None:", "none:").removesuffix(".") + "."
-        found[name] = text if text[1:2] in (",", ";") else text[0].upper() + text[1:]  # symbols stay as they are
-    return found
+    return dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE))
+
+
+def _sentence(text: str) -> str:
+    text = " ".join(text.split()).removeprefix("None; ").replace("None:", "none:").removesuffix(".") + "."
+    return text if text[1:2] in (",", ";") else text[0].upper() + text[1:]  # symbols stay as they are
 
 
 def _one_of(choices: Sequence[str], value: Any) -> Any:

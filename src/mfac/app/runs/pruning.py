@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -32,38 +32,24 @@ OWN_OPTIONS = ("method", "floor", "output_fn", "recalibrate", "bn_batches", "mem
 
 @dataclass(frozen=True)
 class PruningSettings:
-    """The settings of a pruning run.
-
-    Args:
-        options: those of `mfac.prune`; the run sets its method, seed and progress.
-        methods: how weights are chosen; may be repeated, to compare.
-        sparsities: fraction of weights to remove; may be repeated. An N:M pattern has its own.
-        gradual: train between pruning steps.
-        steps: number of pruning steps, with training after each.
-        schedule: schedule of their sparsities: geometric (equal fractions of the remaining weights) or polynomial.
-        epochs: epochs of training after each pruning step.
-        lr: learning rate, to train by SGD; by default the task's own optimizer trains, or SGD at 0.01.
-        momentum: momentum of that SGD.
-        checkpoint: a state_dict saved by torch.save or safetensors to start from.
-        seed: seed of everything random.
-        device: where to compute: cpu, cuda, cuda:1 ...
-        save_every: seconds between saves during training.
-    """
+    """The settings of a pruning run."""
 
     kind: ClassVar[str] = "prune"
-    options: PruningOptions = OPTIONS
-    methods: tuple[str, ...] = ("mfac",)
-    sparsities: tuple[float, ...] = ()
-    gradual: bool = False
-    steps: int = 5
-    schedule: str = "geometric"
-    epochs: int = 1
-    lr: float | None = None
-    momentum: float = 0.9
-    checkpoint: str | None = None
-    seed: int = 0
-    device: str = "cpu"
-    save_every: float = 30.0
+    options: Annotated[PruningOptions, "those of `mfac.prune`; the run sets its method, seed and progress"] = OPTIONS
+    methods: Annotated[tuple[str, ...], "how weights are chosen; may be repeated, to compare"] = ("mfac",)
+    sparsities: Annotated[tuple[float, ...], "fraction to remove; may be repeated. An N:M pattern has its own"] = ()
+    gradual: Annotated[bool, "train between pruning steps"] = False
+    steps: Annotated[int, "number of pruning steps, with training after each"] = 5
+    schedule: Annotated[str, "of their sparsities: geometric (equal fractions of what remains) or polynomial"] = (
+        "geometric"
+    )
+    epochs: Annotated[int, "epochs of training after each pruning step"] = 1
+    lr: Annotated[float | None, "to train by SGD; by default the task's own optimizer trains, or SGD at 0.01"] = None
+    momentum: Annotated[float, "momentum of that SGD"] = 0.9
+    checkpoint: Annotated[str | None, "a state_dict saved by torch.save or safetensors to start from"] = None
+    seed: Annotated[int, "seed of everything random"] = 0
+    device: Annotated[str, "where to compute: cpu, cuda, cuda:1 ..."] = "cpu"
+    save_every: Annotated[float, "seconds between saves during training"] = 30.0
 
     @property
     def seeds(self) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import nn
@@ -42,27 +42,16 @@ OPTIMIZERS, SCHEDULES = (*CLASSES, "task"), ("cosine", "constant")
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """One optimizer; None means its default. Settings that it does not have are ignored.
+    """One optimizer; None means its default. Settings that it does not have are ignored."""
 
-    Args:
-        name: one of `OPTIMIZERS`.
-        lr: learning rate, of all optimizers or of one; may be repeated, as all of these.
-        momentum: momentum of mfac and sgd.
-        weight_decay: weight decay.
-        num_grads: gradients in the window of full-matrix-adam and mfac.
-        damping: relative to the mean eigenvalue in full-matrix-adam, λ itself in mfac.
-        normalize: divisor of the sum of mfac's window: full, seen or sum.
-        window: how gradients are stored: float32, float64, bfloat16, float16, int8, or topk (1 % of each).
-    """
-
-    name: str
-    lr: float | None = None
-    momentum: float | None = None
-    weight_decay: float | None = None
-    num_grads: int | None = None
-    damping: float | None = None
-    normalize: str | None = None
-    window: str | None = None
+    name: Annotated[str, "one of `OPTIMIZERS`"]
+    lr: Annotated[float | None, "learning rate, of all optimizers or of one; may be repeated, as all of these"] = None
+    momentum: Annotated[float | None, "momentum of mfac and sgd"] = None
+    weight_decay: Annotated[float | None, "weight decay"] = None
+    num_grads: Annotated[int | None, "gradients in the window of full-matrix-adam and mfac"] = None
+    damping: Annotated[float | None, "relative to the mean eigenvalue in full-matrix-adam, λ itself in mfac"] = None
+    normalize: Annotated[str | None, "divisor of the sum of mfac's window: full, seen or sum"] = None
+    window: Annotated[str | None, "storage of gradients: float32, bfloat16, float16, int8, topk (1 % of each)"] = None
 
     def filled(self) -> dict[str, Any]:
         """All settings that this optimizer has."""
@@ -97,30 +86,18 @@ def make_optimizer(settings: OptimizerSettings, task: Task, model: nn.Module) ->
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """The settings of a training run.
-
-    Args:
-        optimizers: optimizers to compare; task is the task's own; may be repeated.
-        epochs: passes over the data.
-        steps: optimizer steps, instead of epochs.
-        eval_every: steps between evaluations.
-        schedule: schedule of the learning rate: cosine (to zero) or constant.
-        checkpoint: a state_dict saved by torch.save or safetensors to start from.
-        seeds: seed of initial weights, order of batches and dropout; may be repeated.
-        device: where to compute: cpu, cuda, cuda:1 ...
-        save_every: seconds between saves.
-    """
+    """The settings of a training run."""
 
     kind: ClassVar[str] = "train"
-    optimizers: tuple[OptimizerSettings, ...]
-    epochs: int = 5
-    steps: int | None = None
-    eval_every: int | None = None
-    schedule: str = "cosine"
-    checkpoint: str | None = None
-    seeds: tuple[int, ...] = (0,)
-    device: str = "cpu"
-    save_every: float = 30.0
+    optimizers: Annotated[tuple[OptimizerSettings, ...], "to compare; task is the task's own; may be repeated"]
+    epochs: Annotated[int, "passes over the data"] = 5
+    steps: Annotated[int | None, "optimizer steps, instead of epochs"] = None
+    eval_every: Annotated[int | None, "steps between evaluations"] = None
+    schedule: Annotated[str, "schedule of the learning rate: cosine (to zero) or constant"] = "cosine"
+    checkpoint: Annotated[str | None, "a state_dict saved by torch.save or safetensors to start from"] = None
+    seeds: Annotated[tuple[int, ...], "seed of initial weights, order of batches and dropout; may be repeated"] = (0,)
+    device: Annotated[str, "where to compute: cpu, cuda, cuda:1 ..."] = "cpu"
+    save_every: Annotated[float, "seconds between saves"] = 30.0
 
     def flat(self) -> dict[str, Any]:
         """The settings that determine the result, for run.json."""

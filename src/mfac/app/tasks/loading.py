@@ -3,6 +3,7 @@
 import difflib
 import functools
 import importlib
+import importlib.machinery
 import importlib.util
 import inspect
 import sys
@@ -24,23 +25,10 @@ class TaskError(ValueError):
 
 @dataclass(frozen=True)
 class Task:
-    """A model and its data.
+    """A model and its data; docs/bring_your_own_model.md explains the functions.
 
     Random numbers (initial weights, the order of batches) come from the global random states, which a run seeds.
-
-    Args:
-        name: shown to people and used in file names.
-        model: makes the model.
-        train_batches: makes an iterable of batches; one pass over it is an epoch.
-        loss: (model, batch) -> scalar.
-        evaluate: model -> the measure, for example the accuracy.
-        eval_batches: makes held-out batches for the loss; also for the accuracy, if `evaluate` is None and the model
-            returns class scores.
-        optimizer: parameters -> optimizer, for training between the steps of gradual pruning.
-        measure: name of the number that `evaluate` returns.
-        higher_is_better: whether a higher measure is a better one.
-        source: the file or module that the task was loaded from; "" for a built-in task.
-        pretrain: trains a newly made model in place.
+    `source` is the file or module that the task was loaded from, "" for a built-in task.
     """
 
     name: str
@@ -76,6 +64,7 @@ FUNCTIONS: dict[str, tuple[tuple[str, ...], Any, str]] = {
     "optimizer": (("parameters",), Optimizer, "a torch.optim.Optimizer"),
     "pretrain": (("model",), object, ""),
 }
+NO_BATCHES = (Mapping, Tensor, str, nn.Module)  # though they can be iterated over
 REQUIRED = ("model", "train_batches", "loss")
 OPTIONS: dict[str, type] = {"measure": str, "higher_is_better": bool}
 KINDS = f"{', '.join(BUILT_IN)}, a file (task.py) or a module (package.module)"
@@ -84,11 +73,7 @@ KINDS = f"{', '.join(BUILT_IN)}, a file (task.py) or a module (package.module)"
 def load_task(spec: str) -> Task:
     """The task of a built-in name, of a file that ends in .py, or of a module ("package.module").
 
-    All three have the same functions (see `mfac init`). They are called later, when a command needs them; an error in
-    any of them except `loss` becomes a TaskError with file and line.
-
-    Raises:
-        TaskError: there is no such task, its file has an error, or it lacks a required function.
+    An error in its file, and later in any of its functions except `loss`, is a TaskError with file and line.
     """
     if spec in BUILT_IN:
         try:
@@ -99,9 +84,8 @@ def load_task(spec: str) -> Task:
     folder = str(Path(spec).resolve().parent if is_file else Path.cwd())  # as for `python FILE` or `python -m MODULE`
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    if is_file:
-        return _from_module(_import_file(Path(spec)), Path(spec).stem, str(Path(spec)))
-    return _from_module(_import_module(spec), spec, spec)
+    name, source = (Path(spec).stem, str(Path(spec))) if is_file else (spec, spec)
+    return _from_module(_import_file(Path(spec)) if is_file else _import_module(spec), name, source)
 
 
 def write_template(path: Path, force: bool = False) -> None:
@@ -120,20 +104,16 @@ def write_template(path: Path, force: bool = False) -> None:
 
 
 def _import_file(path: Path) -> ModuleType:
-    if path.is_dir():
-        raise TaskError(f"{path} is a folder; a task is {KINDS}")
     if not path.exists():
         raise TaskError(f"there is no file {path}; `mfac init {path}` writes a task file to start from")
-    if path.suffix != ".py":
-        raise TaskError(f"{path} does not end in .py; a task is {KINDS}")
-    name = f"mfac_task_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path.resolve())
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickling look it up there
+    if path.is_dir() or path.suffix != ".py":
+        raise TaskError(f"{path} is a folder or does not end in .py; a task is {KINDS}")
+    loader = importlib.machinery.SourceFileLoader(f"mfac_task_{path.stem}", str(path.resolve()))
+    module = ModuleType(loader.name)
+    module.__file__ = loader.path
+    sys.modules[loader.name] = module  # dataclasses and pickling look it up there
     with _blaming(path, path.resolve(), "importing it"):
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     return module
 
 
@@ -195,9 +175,7 @@ def _guarded(function: Any, name: str, path: Path) -> Any:
 
 def _checked(result: Any, name: str, place: str) -> Any:
     _, kind, expected = FUNCTIONS[name]
-    right = isinstance(result, kind) and not (
-        kind is Iterable and isinstance(result, Mapping | Tensor | str | nn.Module)
-    )
+    right = isinstance(result, kind) and not (kind is Iterable and isinstance(result, NO_BATCHES))
     if name == "evaluate":
         try:
             return float(result)
