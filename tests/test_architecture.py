@@ -12,7 +12,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import mfac
-from mfac.app.cli.app import app
+from mfac.app.cli.commands import app
 
 ROOT = Path(mfac.__file__).parent
 DOCS = ROOT.parents[1] / "docs" / "architecture.md"

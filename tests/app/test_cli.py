@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 
 import mfac as library
 from mfac.app.cli import main
-from mfac.app.cli.app import app
-from mfac.app.cli.commands import LIBRARY
+from mfac.app.cli.commands import LIBRARY, app
 from mfac.app.cli.display import ProgressDisplay, number, show
 from mfac.pruning.options import PruningOptions
 

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mfac.app import demo
-from mfac.app.cli.app import app
+from mfac.app.cli.commands import app
 from mfac.app.runs.format import read_run
 
 

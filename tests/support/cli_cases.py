@@ -8,7 +8,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from mfac.app.cli.app import app
+from mfac.app.cli.commands import app
 
 TASK = """
 import torch

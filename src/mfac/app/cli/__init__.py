@@ -12,7 +12,7 @@ def main(arguments: list[str] | None = None) -> None:
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         sys.exit(f"mfac: the command line requires {', '.join(missing)}: pip install 'torch-mfac[cli]'")
-    from mfac.app.cli.app import app
+    from mfac.app.cli.commands import app
     from mfac.app.cli.options import Terminated
 
     signal.signal(signal.SIGTERM, Terminated.arrived)

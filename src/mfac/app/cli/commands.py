@@ -1,4 +1,4 @@
-"""The commands on a task: `mfac prune`, `mfac train` and `mfac plan`."""
+"""The commands of `mfac`, and the application that they make up."""
 
 import inspect
 from pathlib import Path
@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from mfac import __version__
+from mfac.app import demo as tour
 from mfac.app.cli.display import ProgressDisplay, show_run
 from mfac.app.cli.options import PANEL, AsJson, Fresh, Out, TaskArgument, command, command_line, options
 from mfac.app.plan import plan_pruning, plan_training
@@ -17,7 +19,7 @@ from mfac.app.runs.format import RUN, inside, read_run
 from mfac.app.runs.pruning import SCHEDULES, PruningSettings
 from mfac.app.runs.run import run_task
 from mfac.app.runs.training import KINDS, OPTIMIZERS, WINDOWS, OptimizerSettings, TrainingSettings
-from mfac.app.tasks import Task, load_task
+from mfac.app.tasks import Task, load_task, write_template
 from mfac.pruning.options import FISHERS, METHODS, ORDERS, UPDATES, PruningOptions
 from mfac.pruning.prune import prune as library_prune
 
@@ -26,35 +28,52 @@ FOR_PRUNE, FOR_TRAIN = "For mfac prune", "For mfac train"
 GRADUAL_RECOMPUTATIONS, COMPARED = 4, ("full-matrix-adam", "adamw")
 Settings = PruningSettings | TrainingSettings
 
+TASK_FILE, DEMO_FOLDER = Path("task.py"), Path("mfac-demo")
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
+
 # The options of `mfac.prune` that are options of the command, too.
 LIBRARY = options(
     library_prune,
-    {
-        WHAT: "pattern scope targets ignore",
-        HOW: "recomputations num_grads block_size damping update order per_sample fisher rows_dir memory",
-    },
-    recomputations={
-        "default": None,
-        "show_default": f"{PruningOptions().recomputations}, or {GRADUAL_RECOMPUTATIONS} with --gradual",
-    },
-    update={"choices": UPDATES},
-    order={"choices": ORDERS},
-    fisher={"choices": FISHERS},
-)
+    {WHAT: "pattern scope targets ignore",
+     HOW: "recomputations num_grads block_size damping fisher update recalibrate order per_sample memory rows_dir"},
+    recomputations={"default": None,
+                    "show_default": f"{PruningOptions().recomputations}, or {GRADUAL_RECOMPUTATIONS} with --gradual"},
+    update={"choices": UPDATES}, order={"choices": ORDERS}, fisher={"choices": FISHERS},
+)  # fmt: skip
+OWN = {WHAT: "sparsities", HOW: "methods", GRADUAL: "gradual steps schedule epochs lr momentum"}
 FOR_BOTH = "save_every checkpoint device"
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"mfac {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def overview(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Matrix-free second-order methods for PyTorch: prune and train models with the inverse Fisher matrix.
+
+    \b
+    First steps:
+      mfac demo                                     a tour of one minute
+      mfac prune digits --sparsity 0.9              prune the built-in example
+      mfac train digits                             train it, with FullMatrixAdam and with AdamW
+      mfac init task.py                             write a task file for your own model
+    """
+
+
 @command(
-    *options(PruningSettings, {WHAT: "sparsities"}, sparsities={"show_default": "0.9"}),
-    *LIBRARY[:4],
-    *options(PruningSettings, {HOW: "methods"}, methods={"choices": METHODS}),
-    *LIBRARY[4:],
     *options(
-        PruningSettings,
-        {GRADUAL: "gradual steps schedule epochs lr momentum", PANEL: f"{FOR_BOTH} seed"},
-        schedule={"choices": tuple(SCHEDULES)},
+        PruningSettings, OWN | {PANEL: f"{FOR_BOTH} seed"},
+        sparsities={"show_default": "0.9"}, methods={"choices": METHODS}, schedule={"choices": tuple(SCHEDULES)},
     ),
-)
+    *LIBRARY,
+)  # fmt: skip
 def prune(
     ctx: typer.Context, task: TaskArgument, out: Out = None, fresh: Fresh = False, as_json: AsJson = False, **given: Any
 ) -> Any:
@@ -99,24 +118,15 @@ def _by_name(key: str, given: tuple[str, ...], names: tuple[str, ...]) -> dict[s
 @command(
     *options(
         TrainingSettings,
-        {OPTIMIZER: "optimizers"},
+        {OPTIMIZER: "optimizers schedule", LENGTH: "epochs steps eval_every", PANEL: f"{FOR_BOTH} seeds"},
         optimizers={"kind": list[str], "default": COMPARED, "choices": OPTIMIZERS},
+        schedule={"choices": training.SCHEDULES}, eval_every={"show_default": "an epoch, or a tenth of --steps"},
     ),
     *options(
-        OptimizerSettings,
-        {OPTIMIZER: " ".join(KINDS)},
-        **{
-            key: {"kind": list[str], "metavar": "VALUE|NAME=VALUE", "show_default": _defaults(key) or None}
-            for key in KINDS
-        },
+        OptimizerSettings, {OPTIMIZER: " ".join(KINDS)},
+        **{key: {"kind": list[str], "metavar": "VALUE|NAME=VALUE", "show_default": _defaults(key)} for key in KINDS},
     ),
-    *options(
-        TrainingSettings,
-        {OPTIMIZER: "schedule", LENGTH: "epochs steps eval_every", PANEL: f"{FOR_BOTH} seeds"},
-        schedule={"choices": training.SCHEDULES},
-        eval_every={"show_default": "an epoch, or a tenth of --steps"},
-    ),
-)
+)  # fmt: skip
 def train(
     ctx: typer.Context, task: TaskArgument, out: Out = None, fresh: Fresh = False, as_json: AsJson = False, **given: Any
 ) -> Any:
@@ -195,3 +205,64 @@ def plan(
     arguments = {key: value for key, value in given.items() if key in inspect.signature(estimate).parameters}
     figures = estimate(load_task(task), device, **arguments)
     return figures.as_dict() if as_json else typer.echo(figures.text())
+
+
+@command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, or run.json files.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")] = Path(REPORT),
+    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is not a report.")] = False,
+    as_json: AsJson = False,
+) -> Any:
+    """Make one self-contained HTML page from one or more runs.
+
+    \b
+    Examples:
+      mfac report runs/digits-prune
+      mfac report runs/digits-prune runs/digits-train --out both.html --title "Digits"
+    """
+    records = [read_run(run) for run in runs]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_page(records, out, title, [run if run.is_dir() else run.parent for run in runs], force)
+    return {"report": str(out), "runs": list(map(str, runs))} if as_json else typer.echo(f"Report: {out}")
+
+
+@command()
+def init(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write, which ends in .py.")] = TASK_FILE,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+) -> None:
+    """Write a complete task file, to be edited for your own model and data.
+
+    \b
+    Examples:
+      mfac init
+      mfac init experiments/spiral.py
+    """
+    write_template(file, force)
+    typer.echo(f"Wrote {file}. It works as it is: try `mfac prune {file}`, then put in your own model and data.")
+
+
+@command()
+def demo(
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for the runs and the report.")] = DEMO_FOLDER,
+) -> None:
+    """Prune and train a small network on handwritten digits, with M-FAC and with the usual baselines.
+
+    It takes about a minute, needs no download, and ends with two tables and a report.
+    """
+    with ProgressDisplay() as watcher:
+        records = tour.run(out, watcher)
+    for record in records:
+        show_run(record)
+        typer.echo("")
+    tour.plot(records, out / "demo.png")
+    page = (out / "report.html").resolve()
+    title = "mfac demo: handwritten digits, pruned and trained"
+    write_page(records, page, title, folders=[out / record["kind"] for record in records])
+    typer.echo(f"Report: {page}")
+
+
+for function in (prune, train, plan, report, init, demo):
+    app.command()(function)

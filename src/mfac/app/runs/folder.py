@@ -8,6 +8,7 @@ import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -103,12 +104,12 @@ REPORT, DENSE, LOCK, STATE = "report.html", "dense.safetensors", ".lock", "state
 PATHS = ("source", "checkpoint")  # files are compared by their digests, not by their paths
 
 
+@dataclass
 class RunFolder:
     """An open run; everything added is on disk when the call returns."""
 
-    def __init__(self, path: Path, record: Record):
-        self.path = path
-        self.record = record
+    path: Path
+    record: Record
 
     def has(self, **facts: Any) -> bool:
         """Whether a cell with these entries is complete."""
@@ -123,9 +124,6 @@ class RunFolder:
 
     def add(self, cell: Record) -> None:
         self.put(cells=[*self.record["cells"], cell])
-
-    def finish(self) -> None:
-        self.put(finished=_now())
 
 
 @contextmanager
@@ -153,12 +151,13 @@ def open_run(path: Path, description: Record, *, fresh: bool = False) -> Iterato
         for file in old:  # before the new record, which must not find them
             file.unlink(missing_ok=True)
         folder = RunFolder(path, {})
-        folder.put(format=FORMAT, **description, started=_now(), finished=None, cells=[])
+        folder.put(format=FORMAT, **description, started=now(), finished=None, cells=[])
         _remove(results, path)
         yield folder
 
 
-def _now() -> str:
+def now() -> str:
+    """The time in UTC, as run.json has it."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 

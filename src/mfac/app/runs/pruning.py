@@ -26,8 +26,7 @@ from mfac.pruning.weights import choose_targets
 SCHEDULES = {"geometric": geometric_schedule, "polynomial": polynomial_schedule}
 FINE_TUNING_LR, OPTIONS = 0.01, PruningOptions()
 NOT_RECORDED, OF_GRADUAL = ("options", "save_every"), ("schedule", "steps", "epochs", "lr", "momentum")
-OWN_OPTIONS = ("method", "floor", "output_fn", "recalibrate", "bn_batches", "memory", "rows_dir", "seed", "progress",
-               "process_group")  # fmt: skip
+OWN_OPTIONS = ("method", "floor", "output_fn", "bn_batches", "memory", "rows_dir", "seed", "progress", "process_group")
 
 
 @dataclass(frozen=True)
@@ -40,9 +39,7 @@ class PruningSettings:
     sparsities: Annotated[tuple[float, ...], "fraction to remove; may be repeated. An N:M pattern has its own"] = ()
     gradual: Annotated[bool, "train between pruning steps"] = False
     steps: Annotated[int, "number of pruning steps, with training after each"] = 5
-    schedule: Annotated[str, "of their sparsities: geometric (equal fractions of what remains) or polynomial"] = (
-        "geometric"
-    )
+    schedule: Annotated[str, "sparsities: geometric (equal fractions of what remains) or polynomial"] = "geometric"
     epochs: Annotated[int, "epochs of training after each pruning step"] = 1
     lr: Annotated[float | None, "to train by SGD; by default the task's own optimizer trains, or SGD at 0.01"] = None
     momentum: Annotated[float, "momentum of that SGD"] = 0.9

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from mfac.app.runs.environment import choose_device, environment
-from mfac.app.runs.folder import STATE, RunFolder, load_checkpoint, open_run, read_torch, writing
+from mfac.app.runs.folder import STATE, RunFolder, load_checkpoint, now, open_run, read_torch, writing
 from mfac.app.runs.format import Record, inside
 from mfac.app.tasks import Task
 from mfac.gradients.model_state import seeded
@@ -44,7 +44,7 @@ def run_task(
     with open_run(path, _describe(task, settings, command, model, device), fresh=fresh) as folder:
         if folder.record["finished"] is None:
             settings.carry_out(SavedRun(task, folder, device, watcher or Watcher(), settings.save_every), model)
-            folder.finish()
+            folder.put(finished=now())
         return folder.record
 
 
