@@ -143,11 +143,8 @@ def compare(name: str, only: str = "", seeds: int | None = None) -> None:
         if only not in ("", label):
             continue
         for setting, make in settings.items():
-            key = f"search, {label}, {setting}"
-            ledger.cell(
-                key,
-                partial(train, replace(task.search, test_every=task.search_steps), make, task.search_steps, 0, True),
-            )
+            search = partial(train, replace(task.search, test_every=task.search_steps), make, task.search_steps, 0)
+            ledger.cell(f"search, {label}, {setting}", lambda run=search: thinned(run(), task.search_steps // 10))
         best = min(settings, key=lambda setting: score(ledger.cells[f"search, {label}, {setting}"]))
         count = seeds or (task.seeds if label in LEADING or name == "digits" else 1)
         for seed in range(1, count + 1):

@@ -183,12 +183,10 @@ def main() -> None:
     parser.add_argument("what", nargs="?", choices=["run", "table"], default="run")
     ledger = Ledger("ten_models", "python -m experiments.ten_models")
     if parser.parse_args().what == "run":
-        for name in MODELS:
-            for optimizer, (make, rates) in RATES.items():
-                for rate in rates:
-                    for seed in SEEDS:
-                        key = f"{name}, {optimizer}, lr {rate:g}, seed {seed}"
-                        ledger.cell(key, partial(train, name, partial(make, lr=rate), seed))
+        for (optimizer, (make, rates)), name in itertools.product(RATES.items(), MODELS):
+            for rate, seed in itertools.product(rates, SEEDS):
+                key = f"{name}, {optimizer}, lr {rate:g}, seed {seed}"
+                ledger.cell(key, partial(train, name, partial(make, lr=rate), seed))
     found = table(ledger.cells)
     columns = list(found["MLP"])
     found["geometric mean"] = {column: geometric([row[column] for row in found.values()]) for column in columns}
