@@ -1,12 +1,8 @@
-"""MFAC in a plain training loop: scikit-learn's digits, a learning-rate schedule, checkpoint and resume.
+"""FullMatrixAdam in a plain training loop: scikit-learn's digits, a learning-rate schedule, checkpoint and resume.
 
     python examples/train_plain.py
     python examples/train_plain.py --resume checkpoints/epoch-4.pt    # the same weights in the end, bit for bit
     python examples/train_plain.py --compile                          # the model through torch.compile
-
-normalize="sum" divides Σ g gᵀ by nothing: the step then does not grow with num_grads, so lr=1 and damping=0.1 can
-stay when the window is made larger or smaller. With the paper's normalize="full" (the default) the same run is
-lr=1 / num_grads and damping=0.1 / num_grads.
 """
 
 import argparse
@@ -17,11 +13,11 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from digits import EpochOrder, accuracy, build_model, load_data
-from mfac import MFAC
+from mfac import FullMatrixAdam
 
 
 def parse(argv):
-    parser = argparse.ArgumentParser(description="digits with MFAC in a plain loop")
+    parser = argparse.ArgumentParser(description="digits with FullMatrixAdam in a plain loop")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--num-grads", type=int, default=64, help="m, the gradients in the window")
     parser.add_argument("--folder", type=Path, default=Path("checkpoints"))
@@ -39,9 +35,7 @@ def main(argv=None):
     # A compiled model shares the parameters, so the optimizer and checkpoints stay with the plain one.
     forward = torch.compile(model, backend=args.compile) if args.compile else model
 
-    optimizer = MFAC(
-        model.named_parameters(), lr=1.0, num_grads=args.num_grads, damping=0.1, normalize="sum", momentum=0.9
-    )
+    optimizer = FullMatrixAdam(model.named_parameters(), lr=1e-2, num_grads=args.num_grads)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
     first = 0
     if args.resume:
