@@ -1,8 +1,8 @@
 """FullMatrixAdam in a plain training loop: scikit-learn's digits, a learning-rate schedule, checkpoint and resume.
 
-    python examples/train_plain.py
-    python examples/train_plain.py --resume checkpoints/epoch-4.pt    # the same weights in the end, bit for bit
-    python examples/train_plain.py --compile                          # the model through torch.compile
+python examples/train_plain.py
+python examples/train_plain.py --resume checkpoints/epoch-4.pt    # the same weights in the end, bit for bit
+python examples/train_plain.py --compile                          # the model through torch.compile
 """
 
 import argparse
