@@ -140,6 +140,7 @@ def test_a_plan_that_does_not_fit_says_what_would(monkeypatch):
 def test_as_text_and_as_json():
     by_output = plan_pruning(TASK, recomputations=2)
     assert by_output.settings["passes"] == 1
+    assert plan_pruning(TASK, recomputations=2, memory="200kB").settings["passes"] > 1
     assert "sums and factors of the blocks" in by_output.text()
     plan = plan_pruning(TASK, num_grads=8, block_size=128, recomputations=2)
     text = plan.text()

@@ -18,7 +18,7 @@ from mfac.gradients.batches import move, num_samples, passes
 from mfac.gradients.model_state import evaluation, seeded
 from mfac.inverse_fisher import Ranks
 from mfac.layout import ParameterLayout
-from mfac.memory import available_memory, gib
+from mfac.memory import available_memory, gib, parse_bytes
 from mfac.pages import DISK_PIECE, WIDE_PIECE, block_runs
 from mfac.parameter_window import row_dtype
 from mfac.pruning.batch_stream import BatchStream
@@ -99,6 +99,7 @@ def plan_pruning(
     ignore: Names = None,
     per_sample: bool = DEFAULTS.per_sample,
     on_disk: bool = False,
+    memory: int | str | None = None,
 ) -> Plan:
     """The memory and time of `mfac.prune` with these options.
 
@@ -118,7 +119,7 @@ def plan_pruning(
     model = task.model().to(device)
     layout = ParameterLayout(model, list(choose_targets(model, targets, ignore)))
     if isinstance(block_size, str):
-        return _plan_by_output(task, model, layout, settings)
+        return _plan_by_output(task, model, layout, settings, parse_bytes(memory))
     num_grads = settings["num_grads"] = num_grads or NUM_GRADS
     row, loss, norm = _time_gradients(task, model, layout, per_sample)
     constant, slope = _recomputation_seconds(layout, num_grads, block_size, on_disk, norm)
@@ -140,7 +141,9 @@ def plan_pruning(
     return Plan("prune", task.name, settings, weights, memory, available, disk, seconds, row, others)
 
 
-def _plan_by_output(task: Task, model: nn.Module, layout: ParameterLayout, settings: dict[str, Any]) -> Plan:
+def _plan_by_output(
+    task: Task, model: nn.Module, layout: ParameterLayout, settings: dict[str, Any], room: int | None
+) -> Plan:
     """Blocks of outputs: tensors are measured in groups that fit, so that everything does."""
     weights, stream = MaskedWeights(model, dict(zip(layout.names, layout.tensors, strict=True))), task.train_batches()
     options = PruningOptions(num_grads=settings["num_grads"], fisher="empirical")
@@ -149,7 +152,7 @@ def _plan_by_output(task: Task, model: nn.Module, layout: ParameterLayout, setti
     row, loss, _ = _time_gradients(task, model, layout, per_sample=False)
     shapes = [weight.by_output(weight.tensor).shape for weight in weights.layers.values()]
     sums, available = sum(8 * COPIES * outputs * kept**2 for outputs, kept in shapes), available_memory(layout.device)
-    room = max(1, (available or 2 * sums) // 2)
+    room = room or max(1, (available or 2 * sums) // 2)
     passes = settings["passes"] = 1 if sums <= room else 2 * -(-sums // room)  # for scores, and again for the removal
     began, sample = time.perf_counter(), torch.eye(SAMPLE_BLOCK, dtype=torch.float64).expand(4, -1, -1)
     torch.linalg.cholesky(sample @ sample)

@@ -85,7 +85,7 @@ def prune(
     \b
     Examples:
       mfac prune digits --sparsity 0.8 --sparsity 0.9 --method mfac --method magnitude
-      mfac prune task.py --checkpoint trained.pt --sparsity 0.9 --damping auto
+      mfac prune task.py --checkpoint trained.pt --sparsity 0.9 --memory 4GB
       mfac prune task.py --pattern 2:4 --ignore re:head
       mfac prune task.py --sparsity 0.95 --gradual --steps 8 --epochs 2
     """
@@ -173,7 +173,7 @@ def _run(ctx: typer.Context, task: Task, settings: Settings, out: Path | None, f
 
 @command(
     *options(plan_pruning, {None: "num_grads"}),
-    *options(library_prune, {FOR_PRUNE: "block_size recomputations targets ignore per_sample"}),
+    *options(library_prune, {FOR_PRUNE: "block_size recomputations targets ignore per_sample memory"}),
     *options(plan_pruning, {FOR_PRUNE: "sparsity on_disk"}),
     *options(OptimizerSettings, {FOR_TRAIN: "window"}, window={"choices": tuple(WINDOWS)}),
     *options(
