@@ -1,6 +1,6 @@
 """Blocks of at most as many weights as there are gradients: worked in the primal, where the matrices are B x B."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -9,6 +9,8 @@ from torch import Tensor
 from mfac import products, woodbury
 from mfac.pages import BLOCK_PIECE, BlockRun, Pages
 from mfac.precision import Precision, needs_float64, product_dtype
+
+Couple = Callable[[Float[Tensor, "blocks b"]], Float[Tensor, "blocks b"]]
 
 
 class PrimalBlocks:
@@ -88,6 +90,27 @@ class PrimalBlocks:
         blocks = self._L.split(self._step), self._split(theta).split(self._step), self._split(removed).split(self._step)
         results = [woodbury.primal_removal(L @ L.transpose(1, 2), t, r) for L, t, r in zip(*blocks, strict=True)]
         return torch.cat([delta.flatten() for delta, _ in results]), torch.cat([cost for _, cost in results]).sum()
+
+    def coupled_removal(
+        self, theta: Float[Tensor, " n"], removed: Bool[Tensor, " n"], couple: Couple
+    ) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]:
+        """The joint removal by F + C, where couple(x) is C x: what blocks [blocks, b] have to do with one another.
+
+        Conjugate gradients over the kept weights, preconditioned by the removal of each block for itself.
+        """
+        F, kept = self._L @ self._L.transpose(1, 2), ~self._split(removed)
+        gone = torch.where(kept, 0.0, self._split(theta))
+
+        def apply(x: Float[Tensor, "blocks b"]) -> Float[Tensor, "blocks b"]:
+            return torch.einsum("kij,kj->ki", F, x) + couple(x)
+
+        M = woodbury.kept_factor(F, ~kept)
+        right = torch.where(kept, apply(gone), 0.0)
+        x = woodbury.conjugate_gradients(
+            lambda x: torch.where(kept, apply(x), 0.0), lambda r: torch.where(kept, woodbury.solve(M, r), 0.0), right
+        )
+        delta = x - gone
+        return delta.flatten(), (delta * apply(delta)).sum() / 2
 
     def cost(self, delta: Float[Tensor, " n"]) -> Float[Tensor, ""]:
         """½ δᵀFδ = ½ ‖Lᵀδ‖²."""

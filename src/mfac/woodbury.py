@@ -5,10 +5,13 @@ the shift s = m λ; L Lᵀ = S; W = L⁻¹ G. θ are the weights, Q the removed 
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+TOLERANCE = 1e-4  # of conjugate gradients: the residual beside the right-hand side
 
 
 def factor(K: Float[Tensor, "*blocks m m"], shift: float, overwrite: bool = False) -> Float[Tensor, "*blocks m m"]:
@@ -124,19 +127,42 @@ def group_costs(
     return removal_cost(theta_Q.square().sum(-1), a, u, damping)
 
 
+def kept_factor(F: Float[Tensor, "*blocks b b"], removed: Bool[Tensor, "*blocks b"]) -> Float[Tensor, "*blocks b b"]:
+    """The factor of F_RR, in its place in a B x B matrix with ones where Q is: the sets differ from block to block."""
+    kept = ~removed
+    inner = torch.where(kept[..., :, None] & kept[..., None, :], F, 0.0)
+    inner.diagonal(dim1=-2, dim2=-1).add_(removed.to(F.dtype))
+    return factor(inner, 0.0, overwrite=True)
+
+
+def conjugate_gradients(
+    apply: Callable[[Tensor], Tensor], precondition: Callable[[Tensor], Tensor], right: Float[Tensor, "..."],
+    most: int = 100,
+) -> Float[Tensor, "..."]:  # fmt: skip
+    """x with apply(x) = right for a symmetric positive definite `apply`, until the residual is small beside `right`."""
+    x, r = torch.zeros_like(right), right.clone()
+    z = precondition(r)
+    p, rz, enough = z, (r * z).sum(), TOLERANCE * right.norm()
+    for _ in range(most):
+        if not bool(r.norm() > enough):
+            break
+        q = apply(p)
+        step = rz / (p * q).sum()
+        x, r = x + step * p, r - step * q
+        z = precondition(r)
+        rz, before = (r * z).sum(), rz
+        p = z + rz / before * p
+    return x
+
+
 def primal_removal(
     F: Float[Tensor, "*blocks b b"], theta: Float[Tensor, "*blocks b"], removed: Bool[Tensor, "*blocks b"]
 ) -> tuple[Float[Tensor, "*blocks b"], Float[Tensor, "*blocks"]]:
-    """The joint removal by the damped F: F_RR δ_R = F_RQ θ_Q and δ_Q = −θ_Q; the change, and ½ δᵀFδ.
-
-    The sets differ from block to block, so F_RR keeps its place in a B x B matrix with ones where Q is.
-    """
+    """The joint removal by the damped F: F_RR δ_R = F_RQ θ_Q and δ_Q = −θ_Q; the change, and ½ δᵀFδ."""
     kept = ~removed
     gone = torch.where(removed, theta, 0.0)
     right = torch.einsum("...ij,...j->...i", F, gone)
-    inner = torch.where(kept[..., :, None] & kept[..., None, :], F, 0.0)
-    inner.diagonal(dim1=-2, dim2=-1).add_(removed.to(F.dtype))
-    moved = solve(factor(inner, 0.0, overwrite=True), torch.where(kept, right, 0.0))
+    moved = solve(kept_factor(F, removed), torch.where(kept, right, 0.0))
     delta = torch.where(removed, -theta, moved)
     # ½ δᵀFδ = ½ (θ_QᵀF_QQθ_Q − θ_QᵀF_QRδ_R): the part on R vanishes where δ_R is the minimum.
     return delta, 0.5 * ((gone * right).sum(-1) - (torch.where(kept, right, 0.0) * moved).sum(-1)).clamp_min(0)

@@ -11,7 +11,7 @@ from torch.nn.utils import prune as torch_prune
 
 import mfac
 from mfac.pruning import Pruner, PruningOptions
-from mfac.pruning.row_fisher import DAMPING, _sampled
+from mfac.pruning.row_fisher import DAMPING, PRIOR, _sampled
 
 LOSS = mfac.criterion_loss(nn.CrossEntropyLoss())
 
@@ -109,6 +109,24 @@ def test_tokens_are_rows_of_their_own_and_damping_is_relative():
         assert torch.allclose(model.inner.weight[o], old + delta, atol=1e-6)
 
 
+@pytest.mark.parametrize("memory", [None, "1kB"])
+def test_a_kronecker_prior_joins_the_outputs_of_a_layer(memory, monkeypatch):
+    monkeypatch.setattr("mfac.woodbury.TOLERANCE", 1e-12)
+    model, batches = problem("linear", 40)
+    dense = copy.deepcopy(model)
+    options = PAPER | {"damping": 1e-3, "prior": "kron", "targets": "0.weight", "recomputations": 1, "memory": memory}
+    result = mfac.prune(model, LOSS, batches, 0.5, **options)
+    rows, x = dense_rows(dense, batches, "0.weight"), torch.cat([x for x, _ in batches])
+    d = rows[:, :, 0] / x[:, :1]  # the gradients at the outputs
+    kron = torch.kron(d.T @ d / len(x), x.T @ x / len(x))
+    H = torch.block_diag(*(torch.einsum("noi,noj->oij", rows, rows) / len(rows)))
+    full = PRIOR * kron + (1 - PRIOR) * H + 1e-3 * torch.eye(54).double()
+    theta = dense[0].weight.detach().flatten()
+    delta, cost = dense_joint(full, theta, ~result.masks["0.weight"].flatten())
+    assert torch.allclose(model[0].weight.flatten(), theta + delta, atol=1e-8)
+    assert result.predicted_increase == pytest.approx(cost, rel=1e-6)
+
+
 def test_sampled_tokens_estimate_the_sum():
     torch.manual_seed(0)
     sizes = torch.rand(200, dtype=torch.float64) ** 6
@@ -134,12 +152,12 @@ def test_conv1d_is_a_transposed_linear_layer(pattern):
         mfac.prune(hugging, LOSS, batches, None, pattern="2:5")
 
 
-@pytest.mark.parametrize("update", ["joint", "obs"])
-def test_a_memory_limit_takes_more_passes_and_gives_the_same_masks(update):
+@pytest.mark.parametrize("options", [{"update": "joint"}, {"update": "obs"}, {"prior": "kron"}], ids=str)
+def test_a_memory_limit_takes_more_passes_and_gives_the_same_masks(options):
     results = []
     for memory in (None, 20_000, "1kB"):
         model, batches = problem("convolution", 40)
-        masks = mfac.prune(model, LOSS, batches, 0.6, memory=memory, update=update, recomputations=3, seed=1).masks
+        masks = mfac.prune(model, LOSS, batches, 0.6, memory=memory, recomputations=3, seed=1, **options).masks
         results.append((masks, state_of(model)))
     for masks, state in results[1:]:
         assert same(masks, results[0][0])

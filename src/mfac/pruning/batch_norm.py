@@ -7,15 +7,18 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 
-from mfac.gradients.batches import Batch
+from mfac.gradients.batches import Batch, move
 
-WithStatistics = _BatchNorm
+BatchNorm = _BatchNorm
 
 
-def recalibrate(model: nn.Module, batches: Iterable[Batch]) -> list[_BatchNorm]:
-    """Running means and variances over one pass of `batches`, by `torch.optim.swa_utils.update_bn`.
+def recalibrate(
+    model: nn.Module, batches: Iterable[Batch], forward: Callable[[Batch], object] | None = None
+) -> list[_BatchNorm]:
+    """Running means and variances over one pass of `batches`: of forward(batch), all else in eval mode.
 
-    Each batch is a tensor, or a tuple that begins with the model's input. Returns the layers that were re-estimated.
+    Without `forward`, by `torch.optim.swa_utils.update_bn`: each batch is a tensor, or begins with the input.
+    Returns the layers that were re-estimated.
     """
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     if not norms:
@@ -23,7 +26,10 @@ def recalibrate(model: nn.Module, batches: Iterable[Batch]) -> list[_BatchNorm]:
     flags = [(module, module.training) for module in model.modules()]
     momenta = [norm.momentum for norm in norms]
     try:
-        update_bn(batches, model, next(model.parameters()).device)
+        if forward is None:
+            update_bn(batches, model, next(model.parameters()).device)
+        else:
+            _average_over(batches, forward, model.eval(), norms)
         counted = norms[0].num_batches_tracked
         if counted is not None and not int(counted):
             raise ValueError("bn_batches gave no batch; pass a list, or a loader that can start again after every step")
@@ -33,6 +39,18 @@ def recalibrate(model: nn.Module, batches: Iterable[Batch]) -> list[_BatchNorm]:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
     return norms
+
+
+@torch.no_grad()
+def _average_over(
+    batches: Iterable[Batch], forward: Callable[[Batch], object], model: nn.Module, norms: list[_BatchNorm]
+) -> None:
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # the mean over all batches
+        norm.train()
+    for batch in batches:
+        forward(move(batch, next(model.parameters()).device))
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from mfac.layout import plain_name
 
+POSITIONS = 16  # of a sample are enough for the second moment of a convolution's inputs
 OTHER_BLOCK = 128  # weights side by side, where it is not known which of them belong to one output
 
 
@@ -35,6 +36,17 @@ class LayerCall(NamedTuple):
             return self.samples().sum(2)
         x, dy = self.positions()
         return dy.T @ x
+
+    def moments(self) -> tuple[Float[Tensor, "outputs outputs"], Float[Tensor, "inputs inputs"], int]:
+        """Σ δδᵀ and Σ aaᵀ over positions, of which the second has fewer: its count."""
+        if isinstance(self.module, nn.Conv1d | nn.Conv2d):
+            x = _unfolded(self.module, self.x)
+            dy = self.dy[0].to(x.dtype).flatten(2).movedim(1, -1).flatten(0, 1)
+            x = x[:, :, :: -(-x.shape[2] // POSITIONS)].movedim(1, -1).flatten(0, 1)
+        else:
+            x, dy = self.positions()
+            x = x[dy.any(1)]  # not of padding
+        return dy.T @ dy, x.T @ x, len(x)
 
     def samples(self) -> Float[Tensor, "outputs inputs rows"]:
         """The gradient of the weight for each sample."""

@@ -21,6 +21,7 @@ METHODS = ("mfac", "magnitude", "diagonal")
 UPDATES = ("auto", "joint", "obs", "none")
 SCOPES = ("global", "layer")
 ORDERS = ("scores", "greedy")
+PRIORS = (None, "kron")
 FISHERS = ("auto", *get_args(Fisher))
 
 
@@ -33,6 +34,7 @@ class PruningOptions:
     damping: float | str = "auto"
     recomputations: int = 16
     update: str = "auto"
+    prior: str | None = None
     scope: Scope = "global"
     pattern: str | None = None
     targets: Names = None
@@ -71,7 +73,10 @@ class PruningOptions:
             expected = 'a positive int, "row" (the inputs of an output) or None (the full matrix)'
             raise ValueError(f"block_size must be {expected}, not {self.block_size!r}")
         parse_bytes(self.memory)
-        chosen = {"method": METHODS, "update": UPDATES, "scope": SCOPES, "order": ORDERS, "fisher": FISHERS}
+        if isinstance(self.recalibrate, str) and self.recalibrate != "auto":
+            raise ValueError(f'recalibrate must be "auto", True, False or batches, not {self.recalibrate!r}')
+        chosen = {"method": METHODS, "update": UPDATES, "scope": SCOPES, "order": ORDERS, "fisher": FISHERS,
+                  "prior": PRIORS}  # fmt: skip
         for name, choices in chosen.items():
             if getattr(self, name) not in choices:
                 hint = "; other methods are baselines under experiments/" if name == "method" else ""
@@ -87,6 +92,8 @@ class PruningOptions:
         pattern = parse_pattern(self.pattern)
         if self.order == "greedy" and (self.method != "mfac" or pattern is not None):
             raise ValueError('order="greedy" requires method="mfac" without a pattern; use order="scores"')
+        if self.prior == "kron" and self.block_size != "row":
+            raise ValueError(f'prior="kron" needs block_size="row", not {self.block_size!r}; drop one of them')
         if self.rows_dir is not None and (self.block_size == "row" or self.damping == "auto"):
             needs = "rows_dir keeps the gradients on disk, which needs a block_size (or None) and a number as damping"
             raise ValueError(f'{needs}; blocks of outputs need no rows: memory="4GB" limits what they take')

@@ -26,6 +26,7 @@ def prune(
     damping: float | str = "auto",
     recomputations: int = 16,
     update: str = "auto",
+    prior: str | None = None,
     scope: Scope = "global",
     pattern: str | None = None,
     targets: Names = None,
@@ -69,6 +70,8 @@ def prune(
         recomputations: steps; each keeps the same fraction of the remaining weights.
         update: how the others move: "joint" (exact removal of the whole set), "obs" (the sum of single-weight updates),
             "none"; "auto": joint, and none in `GradualPruner`.
+        prior: "kron" mixes the Kronecker factors of linear and convolution layers into F, which also join the outputs
+            of a layer, by output; None.
         scope: "global": all weights compete; "layer": each tensor has the same sparsity.
         pattern: None; "N:M": at most N of every M along dimension 1 are kept; "row", "channel": whole slices along
             dimension 0 or 1, as many as fit into the sparsity.

@@ -17,10 +17,11 @@ from mfac.gradients.model_state import evaluation, set_seed
 from mfac.inverse_fisher import Ranks
 from mfac.layout import ParameterLayout
 from mfac.pages import WIDE_PIECE, BlockRun, Pages
-from mfac.primal import PrimalBlocks
+from mfac.primal import Couple, PrimalBlocks
 from mfac.pruning.layers import LayerCall, Weight, uses_of
 
 DAMPING = 1e-2  # of the mean diagonal of a weight
+PRIOR = 0.5  # of F is the Kronecker prior, if there is one
 TOKENS = 32  # for each weight of a block are enough: those with the largest gradients, mostly
 TOLERANCE = 0.05  # of a weight's gradient: layers that use their weights otherwise than they should are far beyond it
 COPIES = 3  # of a block in float64: its sum, its factor, and one in the making
@@ -38,9 +39,10 @@ class RowBlocks:
     """
 
     def __init__(
-        self, inner: PrimalBlocks | DualBlocks, columns: Int[Tensor, " n"], present: Bool[Tensor, "blocks length"]
-    ):
-        self.inner, self.columns = inner, columns
+        self, inner: PrimalBlocks | DualBlocks, columns: Int[Tensor, " n"], present: Bool[Tensor, "blocks length"],
+        couple: Couple | None = None,
+    ):  # fmt: skip
+        self.inner, self.columns, self.couple = inner, columns, couple
         self.run = inner.run
         self.present: Bool[Tensor, " places"] = present.flatten()
 
@@ -53,7 +55,11 @@ class RowBlocks:
     def joint_removal(
         self, theta: Float[Tensor, " n"], removed: Bool[Tensor, " n"]
     ) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]:
-        delta, cost = self.inner.joint_removal(self.spread(theta), self.spread(removed))
+        both = self.spread(theta), self.spread(removed)
+        if self.couple is not None and isinstance(self.inner, PrimalBlocks):
+            delta, cost = self.inner.coupled_removal(*both, self.couple)
+        else:
+            delta, cost = self.inner.joint_removal(*both)
         return delta[self.present], cost
 
     def cost(self, delta: Float[Tensor, " n"]) -> Float[Tensor, ""]:
@@ -74,6 +80,37 @@ class RowBlocks:
         out = x.new_full((len(self.present),), fill)
         out[self.present] = x
         return out
+
+
+class Prior:
+    """K-FAC's S ⊗ A, from the output gradients and the inputs of a layer: a share of F that also joins outputs."""
+
+    def __init__(self, outputs: int, inputs: int, device: torch.device):
+        self.S, self.A = (torch.zeros(n, n, dtype=torch.float64, device=device) for n in (outputs, inputs))
+        self.positions = torch.zeros((), dtype=torch.float64, device=device)
+
+    def add(self, calls: Sequence[LayerCall], root: float) -> None:
+        for call in calls:
+            S, A, count = call.moments()
+            self.S += S * root**2
+            self.A += A
+            self.positions += count
+
+    def finish(self, divisor: float, ranks: Ranks) -> None:
+        self.S = ranks.sum_(self.S) / divisor
+        self.A = ranks.sum_(self.A) / ranks.sum_(self.positions).clamp_min(1)
+
+    def mix_(self, F: Float[Tensor, "outputs kept kept"], part: "Part") -> None:
+        """(1 − α) F + α S_oo A for each output."""
+        for o, (inside, present) in enumerate(zip(part.inside, part.present, strict=True)):
+            A = self.A[inside[:, None], inside] * (present[:, None] & present)
+            F[o].mul_(1 - PRIOR).add_(A, alpha=PRIOR * float(self.S[o, o]))
+
+    def couple(self, part: "Part", x: Float[Tensor, "outputs kept"]) -> Float[Tensor, "outputs kept"]:
+        """α S_oo' A x_o', summed over the other outputs o'."""
+        X = x.new_zeros(len(x), len(self.A)).scatter_(1, part.inside, x * part.present)
+        Y = (self.S - self.S.diagonal().diag()) @ X @ self.A * PRIOR
+        return Y.gather(1, part.inside) * part.present
 
 
 class Part:
@@ -117,19 +154,21 @@ class Part:
                 self._rows[self._filled : self._filled + rows, some] = X.permute(2, 0, 1).to(self._rows.dtype)
         self._filled += rows
 
-    def blocks(self, divisor: float, damping: float, ranks: Ranks) -> RowBlocks:
-        """The blocks of λI + Σ g gᵀ/divisor; the sums are used up."""
+    def blocks(self, divisor: float, damping: float, ranks: Ranks, prior: Prior | None = None) -> RowBlocks:
+        """The blocks of λI + Σ g gᵀ/divisor, which is mixed with a prior; the sums are used up."""
         run = BlockRun(0, self.inside.shape[1], len(self.inside))
         sums, rows, self._sums, self._rows = self._sums, self._rows, None, None
         inner: PrimalBlocks | DualBlocks
         if rows is None:
             assert sums is not None
-            L = woodbury.factor(ranks.sum_(sums).div_(divisor), damping, overwrite=True)
-            inner = PrimalBlocks(run, L, damping)
+            F = ranks.sum_(sums).div_(divisor)
+            if prior is not None:
+                prior.mix_(F, self)
+            inner = PrimalBlocks(run, woodbury.factor(F, damping, overwrite=True), damping)
         else:
             rows = rows[: self._filled].mul_((self._filled / divisor) ** 0.5)
             inner = DualBlocks(run, Pages(rows.flatten(1), rows.device), damping)
-        return RowBlocks(inner, self.columns, self.present)
+        return RowBlocks(inner, self.columns, self.present, prior and partial(prior.couple, self))
 
 
 @dataclass
@@ -155,6 +194,7 @@ class RowFisher:
     memory: int | None
     seed: int
     ranks: Ranks
+    prior: bool = False
 
     def __post_init__(self) -> None:
         places = torch.arange(1, self.layout.dim + 1, device=self.layout.device)
@@ -190,6 +230,7 @@ class RowFisher:
                     groups.append([])
                     room = budget
                 last = min(len(index), first + max(1, int(min(room, each * len(index)) // each)))
+                last = len(index) if self.prior else last  # which joins all outputs of a layer
                 groups[-1].append(Part(self.weights[name], index, slice(first, last), kept))
                 room -= each * (last - first)
                 first = last
@@ -197,13 +238,15 @@ class RowFisher:
 
     def _rows(self, name: str) -> float:
         """How many rows will come, where they can be kept; those of tokens and of several ranks are summed."""
-        return math.inf if self._by_layer.get(name) or self.ranks.size > 1 else self._samples
+        summed = self._by_layer.get(name) or self.ranks.size > 1 or self.prior
+        return math.inf if summed else self._samples
 
     def _measured(self, parts: Sequence[Part]) -> list[RowBlocks]:
         """One pass over the batches."""
         device, found = self.layout.device, []
         shapes = {part.weight.name: self._index[part.weight.name].shape for part in parts}
         squares = {name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in shapes.items()}
+        priors = {part.weight.name: Prior(*shapes[part.weight.name], device) for part in parts if self._is_mixed(part)}
         for part in parts:
             dtype = torch.promote_types(part.weight.tensor.dtype, torch.float32)
             part.start(self._rows(part.weight.name), dtype, device)
@@ -211,7 +254,7 @@ class RowFisher:
             layers = [part for part in parts if part.weight.name in self._by_layer]
             for uses, _ in self._backward([part.weight for part in layers]):
                 for part in layers:
-                    self._add(part, uses[part.weight.name], squares[part.weight.name])
+                    self._add(part, uses[part.weight.name], squares[part.weight.name], priors.get(part.weight.name))
             self._add_others([part for part in parts if part.weight.name not in self._by_layer], squares)
         for part in parts:
             name, index = part.weight.name, self._index[part.weight.name]
@@ -220,7 +263,9 @@ class RowFisher:
             if not math.isfinite(mean):
                 raise RuntimeError(f"the gradients of {name} are not finite; check the loss and the batches")
             self.dampings[name] = self.damping or DAMPING * mean or 1.0  # without a gradient nothing is costly
-            found.append(part.blocks(divisor, self.dampings[name], self.ranks))
+            if name in priors:
+                priors[name].finish(divisor, self.ranks)
+            found.append(part.blocks(divisor, self.dampings[name], self.ranks, priors.get(name)))
         return found
 
     def _backward(self, weights: Sequence[Weight]) -> Iterator[tuple[Calls, Sequence[Tensor | None]]]:
@@ -251,10 +296,19 @@ class RowFisher:
             break
         return found
 
-    def _add(self, part: Part, uses: Sequence[LayerCall], squares: Float[Tensor, "outputs inputs"]) -> None:
+    def _is_mixed(self, part: Part) -> bool:
+        """Whether a prior is mixed in: of layers that are understood, without groups of channels."""
+        grouped = any(getattr(module, "groups", 1) > 1 for module in part.weight.modules)
+        return self.prior and part.weight.name in self._by_layer and not grouped
+
+    def _add(
+        self, part: Part, uses: Sequence[LayerCall], squares: Float[Tensor, "outputs inputs"], prior: Prior | None
+    ) -> None:
         """Adds the rows of a batch to a part, and their squares."""
         calls = [use for use in uses if use.dy]
         root = len(calls[0].x) ** 0.5 if self.is_mean and calls else 1.0
+        if prior is not None:
+            prior.add(calls, root)
         if calls and calls[0].has_positions:
             for use in calls:
                 a, dy = use.positions()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,7 +29,7 @@ from mfac.gradients.model_state import evaluation
 from mfac.inverse_fisher import Ranks, ranks_of
 from mfac.layout import Masks, ParameterLayout
 from mfac.memory import available_memory, parse_bytes
-from mfac.pruning.batch_norm import WithStatistics, average_statistics, recalibrate
+from mfac.pruning.batch_norm import BatchNorm, average_statistics, recalibrate
 from mfac.pruning.batch_stream import BatchStream, generator_state, set_generator_state
 from mfac.pruning.budget import Pool, Sparsity, least_kept, plan_steps
 from mfac.pruning.curvature import Curvature, FisherCurvature
@@ -204,10 +205,11 @@ class Pruner:
         with self.weights.all_or_nothing():
             with self._ranks.together("writing the weights"):
                 self.weights.write(layout, theta, removed)
-            batches = self._norm_batches(is_last)
+            batches, model = self._norm_batches(is_last), self.weights.model
             if batches is not None:
+                drawn = self.options.bn_batches is None and self.options.recalibrate in ("auto", True)
                 with self._ranks.together("batch-norm statistics"):
-                    norms = recalibrate(self.weights.model, batches)
+                    norms = recalibrate(model, batches, partial(self._loss_fn, model) if drawn else None)
                 if self._ranks.size > 1:
                     average_statistics(norms, self._ranks.sum_)
             loss = self._mean_loss()
@@ -221,7 +223,8 @@ class Pruner:
         asked = self.options.recalibrate
         if self.options.bn_batches is not None or not is_last or asked is False:
             return self.options.bn_batches
-        if asked == "auto" and not any(isinstance(module, WithStatistics) for module in self.weights.model.modules()):
+        norms = (module for module in self.weights.model.modules() if isinstance(module, BatchNorm))
+        if asked == "auto" and not any(norm.track_running_stats for norm in norms):
             return None
         return self.stream.peek(self.num_batches) if asked in ("auto", True) else asked
 
@@ -340,7 +343,7 @@ class RowMethod:
 
         damping = None if isinstance(o.damping, str) else o.damping
         return RowFisher(model, step.weights.layers, step.layout, batches, self._row(), o.fisher == "empirical",
-                         collection, damping, memory, self._seed(step), self.ranks)  # fmt: skip
+                         collection, damping, memory, self._seed(step), self.ranks, o.prior == "kron")  # fmt: skip
 
     def curvature(self, step: Step, measured: RowFisher) -> Curvature:
         blocks = list(measured.blocks()) if len(measured.groups) == 1 else []
