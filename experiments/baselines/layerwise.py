@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from experiments.baselines.layer_moments import LayerMethod, Moments
+from mfac.gradients.losses import LossFn
 from mfac.layout import ParameterLayout
+from mfac.pruning.options import PruningOptions
 from mfac.pruning.step import Magnitude, Step
 from mfac.woodbury import primal_removal, scores, single_sums
 
@@ -14,15 +16,26 @@ BATCH_NUMBERS = 1 << 24  # in the k x k matrices that are factored at once
 
 
 class Wanda(LayerMethod):
-    """Scores θ_ij² · mean(a_j²), a_j the input that the weight multiplies; the remaining weights do not move."""
+    """Scores θ_ij² · mean(a_j²), a_j the input that the weight multiplies; the remaining weights do not move.
+
+    With `by_row`, as for language models, weights compete with those of the same output: the score is the rank there.
+    """
 
     name = "wanda"
+
+    def __init__(self, loss_fn: LossFn, options: PruningOptions, by_row: bool = False):
+        super().__init__(loss_fn, options)
+        self.by_row = by_row
 
     def curvature(self, step: Step, measured: Mapping[str, Moments]) -> "InputNorms":
         factors = {}
         for name, mask in step.weights.masks.items():
             squares = measured[name].inputs.diagonal(dim1=1, dim2=2) / measured[name].positions
             factors[name] = squares.repeat_interleave(len(mask) // len(squares), 0).view(mask.shape)
+            if self.by_row:
+                squares = step.weights.targets[name].detach().double().square()
+                ranks = (squares * factors[name]).flatten(1).argsort(1).argsort(1).view(mask.shape) + 1
+                factors[name] = ranks / mask[0].numel() / squares.clamp_min(1e-300)
         return InputNorms(step.weights.row_of(step.layout, factors))
 
 

@@ -1,4 +1,6 @@
-"""`mfac.prune` with the baselines among its methods: "wanda", "lobs", "kfac" (also without π) and "woodfisher"."""
+"""`mfac.prune` with the baselines among its methods: "wanda" (also by row), "lobs", "kfac" (also without π) and
+"woodfisher".
+"""
 
 from collections.abc import Iterable
 from functools import partial
@@ -21,6 +23,7 @@ PAPER: dict[str, Any] = {"num_grads": 64, "block_size": 128, "damping": 1e-5, "f
                          "recalibrate": False}  # fmt: skip
 BASELINES: dict[str, Any] = {
     "wanda": Wanda,
+    "wanda by row": partial(Wanda, by_row=True),
     "lobs": LayerwiseOBS,
     "kfac": Kronecker,
     "kfac without π": partial(Kronecker, balance=False),

@@ -76,3 +76,12 @@ def mfac_resnet20() -> ResNet:
     model = ResNet(20)
     model.load_state_dict({k.removeprefix("module.").replace("linear.", "fc."): v for k, v in state.items()})
     return model.to(memory_format=torch.channels_last).eval()
+
+
+def akamaster_resnet20() -> ResNet:
+    """Another public ResNet20 on CIFAR-10, parameter-free shortcuts; inputs normalised by `IMAGENET`: 91.73 %."""
+    path = find(None, "checkpoints", "akamaster_resnet20-12fca82f.th")
+    state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+    model = ResNet(20, projection=False)
+    model.load_state_dict({k.removeprefix("module.").replace("linear.", "fc."): v for k, v in state.items()})
+    return model.to(memory_format=torch.channels_last).eval()

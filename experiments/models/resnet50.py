@@ -1,9 +1,18 @@
 """ResNet50 for ImageNet (He et al., 2016), the stride in the 3 x 3 convolutions; weights are named as torchvision's."""
 
+from functools import cache
+
+import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from experiments.datasets.folder import find
+from experiments.datasets.image_folder import ImageFolder
+
 EXPANSION = 4
+IMAGENETTE = (0, 217, 482, 491, 497, 566, 569, 571, 574, 701)  # its classes among those of ImageNet
+MEANS = (123.68, 116.779, 103.939)
 
 
 class Bottleneck(nn.Module):
@@ -47,3 +56,38 @@ class ResNet50(nn.Module):
 def _stage(channels_in: int, planes: int, blocks: int, stride: int) -> nn.Sequential:
     rest = (Bottleneck(EXPANSION * planes, planes, 1) for _ in range(blocks - 1))
     return nn.Sequential(Bottleneck(channels_in, planes, stride), *rest)
+
+
+def imagenet_resnet50() -> ResNet50:
+    """Trained on ImageNet; strides in the first convolution of a block, inputs 0 to 255 minus `MEANS`."""
+    model = ResNet50()
+    for module in model.modules():
+        if isinstance(module, Bottleneck):
+            module.conv1.stride, module.conv2.stride = module.conv2.stride, (1, 1)
+        elif isinstance(module, nn.BatchNorm2d):
+            module.eps = 1e-3
+    arrays = np.load(find(None, "resnet50-imagenet", "resnet50_imagenet.fp16.npz"))
+    state = {key: torch.from_numpy(arrays[key]).float() for key in arrays.files}
+    model.load_state_dict(model.state_dict() | state)
+    return model.to(memory_format=torch.channels_last).eval()
+
+
+@cache
+def imagenette(split: str) -> tuple[Tensor, Tensor]:
+    """Pictures of ten classes of ImageNet, normalised for `imagenet_resnet50`, shuffled, and their class numbers."""
+    from PIL import Image
+
+    files = ImageFolder(find(None, "imagenette", split)).files
+    order = torch.randperm(len(files), generator=torch.Generator().manual_seed(0)).tolist()
+    arrays = [np.array(Image.open(files[i][0]).convert("RGB"), np.float32) for i in order]  # 224 x 224 as they are
+    images = (torch.from_numpy(np.stack(arrays)) - torch.tensor(MEANS)).permute(0, 3, 1, 2)
+    return images, torch.tensor(IMAGENETTE)[torch.tensor([files[i][1] for i in order])]
+
+
+@torch.no_grad()
+def top_accuracies(model: nn.Module) -> dict[str, float]:
+    """Top-1 and top-5 accuracy in per cent among 1,000 classes, on the 700 validation pictures."""
+    images, labels = imagenette("val")
+    best = torch.cat([model(part).topk(5, 1).indices for part in images.split(50)])
+    right = best == labels[:, None]
+    return {"top1": 100 * float(right[:, 0].double().mean()), "top5": 100 * float(right.any(1).double().mean())}

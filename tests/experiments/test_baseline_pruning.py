@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from experiments.baselines.layer_moments import find_layers, layer_moments
 from experiments.baselines.pruning import BASELINES, prune
+from experiments.baselines.sparse_gpt import prune_rows, sparse_gpt
 from experiments.baselines.woodfisher import rank_one_steps
 from mfac.reference import woodbury_recursion
 
@@ -124,3 +125,34 @@ def test_what_the_baselines_refuse():
         pruned(model, batches, 0.5, method="woodfisher", block_size=None)
     with pytest.raises(ValueError, match="requires method 'mfac'; give method 'kfac' a number"):
         pruned(model, batches, 0.5, method="kfac", damping="auto")
+
+
+@pytest.mark.parametrize("groups", [False, True])
+def test_sparse_gpt_is_obs_column_by_column(groups):
+    """Removing column j moves the columns after it by OBS on H of the columns from j on, which never comes back."""
+    torch.manual_seed(0)
+    W, x = torch.randn(3, 136, dtype=torch.float64), torch.randn(200, 136, dtype=torch.float64)
+    H = x.T @ x / 200
+    found = prune_rows(W, H, 0.5, 0.01, groups)
+    damped, expected = H + 0.01 * H.diagonal().mean() * torch.eye(136), W.clone()
+    for j in range(136):
+        inverse = torch.linalg.inv(damped[j:, j:])
+        step = torch.where(found[:, j] == 0, expected[:, j], 0.0) / inverse[0, 0]
+        expected[:, j:] -= torch.outer(step, inverse[0])
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
+    counts = (found == 0).view(3, -1, 4).sum(2) if groups else (found == 0)[:, :128].sum()
+    assert (counts == (2 if groups else 192)).all()
+
+
+def test_sparse_gpt_prunes_every_layer_alike():
+    model, batches = small()
+    masks = sparse_gpt(model, cross_entropy, batches, 0.5)
+    assert [round(float((~mask).double().mean()), 2) for mask in masks.values()] == [0.5] * len(masks)
+    assert all(torch.equal(model.get_parameter(name) != 0, mask) for name, mask in masks.items())
+
+
+def test_wanda_by_row_removes_the_same_share_of_every_row():
+    model, batches = small()
+    result = pruned(model, batches, 0.5, method="wanda by row", scope="layer")
+    for mask in result.masks.values():
+        assert (mask.flatten(1).sum(1) == mask[0].numel() // 2).all()

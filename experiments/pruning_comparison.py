@@ -1,0 +1,260 @@
+"""One-shot pruning at the same calibration data: `mfac.prune` as it is against its rivals, no training afterwards.
+
+    python -m experiments.pruning_comparison resnet20 --seeds 3    # also akamaster, stories260K, stories15M, resnet50
+    python -m experiments.pruning_comparison stories260K --only "mfac.prune" --only K-FAC
+    python -m experiments.pruning_comparison plot
+
+Every method has the same 64 calibration batches, the same sparsities one after the other from the weights before, the
+same number of recomputations, and batch-norm statistics re-estimated on the same batches before each test. Settings of
+the rivals (damping, scope) are chosen by the loss on other training data, at one sparsity and the first seed, and saved
+with it; `mfac.prune` has its defaults. Seconds are processor time of one thread, without tests. Cells are saved one by
+one, and a command resumes.
+"""
+
+import argparse
+import copy
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+import mfac
+from experiments import drawing
+from experiments.baselines.pruning import prune
+from experiments.baselines.sparse_gpt import sparse_gpt
+from experiments.data import HALVES, IMAGENET, ImageBatches, cifar10, make_test
+from experiments.datasets.images import crop_and_flip
+from experiments.ledger import IMAGES, Ledger
+from experiments.models.resnet import akamaster_resnet20, mfac_resnet20
+from experiments.models.resnet50 import imagenet_resnet50, imagenette, top_accuracies
+from experiments.models.stories import perplexity, stories_model, story_batches, story_pieces
+from mfac.gradients.losses import LossFn
+from mfac.pruning.batch_norm import recalibrate
+from mfac.pruning.options import PruningOptions
+
+BATCHES = 64
+CROSS_ENTROPY = mfac.criterion_loss(nn.CrossEntropyLoss())
+Batches = list[Any]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model and its data: `calibration(seed)` is 64 batches, `held_out` other training batches."""
+
+    model: Callable[[], nn.Module]
+    loss_fn: LossFn
+    calibration: Callable[[int], Batches]
+    held_out: Callable[[], Batches]
+    test: Callable[[nn.Module], dict[str, float]]
+    stages: dict[float, int]  # {sparsity: recomputations that lead to it}
+    searched: float  # the sparsity at which settings are chosen
+    pattern: bool = False  # 2:4 too
+    methods: tuple[str, ...] = ()
+    ours: tuple[tuple[str, Any], ...] = ()
+
+
+def _images(normalisation: Any, seed: int) -> Batches:
+    """1,024 augmented training images in batches of 16; the last 2,000 are held out."""
+    images, labels = cifar10("train")
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randperm(len(images) - 2000, generator=generator)[: 16 * BATCHES]
+    inputs = normalisation(crop_and_flip(images[chosen], generator))
+    return list(zip(inputs.split(16), labels[chosen].split(16), strict=True))
+
+
+def _cifar(model: Callable[[], nn.Module], normalisation: Any) -> Subject:
+    def held_out() -> Batches:
+        images, labels = cifar10("train")
+        return list(ImageBatches(images[-2000:], labels[-2000:], 250, normalisation))
+
+    return Subject(model, CROSS_ENTROPY, partial(_images, normalisation), held_out, make_test(normalisation),
+                   {0.8: 5, 0.9: 3, 0.95: 2}, 0.9, methods=IMAGE_METHODS)  # fmt: skip
+
+
+def _stories(name: str, length: int, tested: int) -> Subject:
+    """128 pieces in batches of 2; the last 64 training pieces are held out."""
+    pieces = partial(story_pieces, name, length=length)
+
+    def calibration(seed: int) -> Batches:
+        train = pieces("train")[:-64]
+        chosen = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))[: 2 * BATCHES]
+        return story_batches(train[chosen], 2)
+
+    def test(model: nn.Module) -> dict[str, float]:
+        valid = pieces("valid")[:tested]
+        return {"perplexity": perplexity(model, story_batches(valid[: len(valid) // 8 * 8], 8))}
+
+    return Subject(partial(stories_model, name), mfac.model_loss, calibration,
+                   lambda: story_batches(pieces("train")[-64:], 8), test, {0.5: 4, 0.6: 2, 0.7: 2}, 0.6, True,
+                   LANGUAGE_METHODS)  # fmt: skip
+
+
+def _resnet50() -> Subject:
+    """512 pictures of ten classes in batches of 8, among 1,000 classes; the last 64 are held out."""
+
+    def calibration(seed: int) -> Batches:
+        images, labels = imagenette("train")
+        chosen = torch.randperm(len(images) - 64, generator=torch.Generator().manual_seed(seed))[: 8 * BATCHES]
+        return list(zip(images[chosen].split(8), labels[chosen].split(8), strict=True))
+
+    def held_out() -> Batches:
+        images, labels = imagenette("train")
+        return list(zip(images[-64:].split(16), labels[-64:].split(16), strict=True))
+
+    return Subject(imagenet_resnet50, CROSS_ENTROPY, calibration, held_out, top_accuracies,
+                   {0.5: 1, 0.6: 1, 0.7: 1, 0.8: 1}, 0.7, methods=("magnitude", "M-FAC (paper)", OURS),
+                   ours=(("memory", "4GB"),))  # fmt: skip
+
+
+OURS = "mfac.prune"
+IMAGE_METHODS = (OURS, "K-FAC", "magnitude", "M-FAC (paper)", "L-OBS", "WoodFisher", "Wanda")
+LANGUAGE_METHODS = (OURS, "K-FAC", "SparseGPT", "Wanda", "magnitude", "L-OBS", "M-FAC (paper)")
+SUBJECTS: dict[str, Callable[[], Subject]] = {
+    "resnet20": lambda: _cifar(mfac_resnet20, HALVES),
+    "akamaster": lambda: _cifar(akamaster_resnet20, IMAGENET),
+    "stories260K": lambda: _stories("stories260K", 256, 304),
+    "stories15M": lambda: _stories("stories15M", 128, 304),
+    "resnet50": _resnet50,
+}
+SCOPES = [{"scope": "global"}, {"scope": "layer"}]
+PAPER = {"fisher": "empirical", "num_grads": BATCHES, "block_size": 128}
+# {name: the settings to choose from}
+METHODS: dict[str, list[dict[str, Any]]] = {
+    OURS: [{}],
+    "magnitude": [{"method": "magnitude", **scope} for scope in SCOPES],
+    "Wanda": [{"method": name, "scope": "layer"} for name in ("wanda", "wanda by row")],
+    "L-OBS": [{"method": "lobs", "scope": "layer", "damping": damping} for damping in (1e-4, 1e-3, 1e-2)],
+    "WoodFisher": [PAPER | {"method": "woodfisher", "update": "obs", "damping": damping} for damping in (1e-5, 1e-4)],
+    "M-FAC (paper)": [PAPER | {"method": "mfac", "damping": damping} for damping in (1e-6, 1e-5, 1e-4)],
+    "K-FAC": [{"method": "kfac", "damping": damping} for damping in (1e-5, 1e-4, 1e-3)],
+    "SparseGPT": [{"damping": damping} for damping in (0.01, 0.1)],
+}
+
+
+def pruned(
+    subject: Subject, name: str, model: nn.Module, batches: Batches, sparsity: float | None, recomputations: int,
+    masks: dict[str, Tensor] | None, settings: dict[str, Any], seed: int,
+) -> dict[str, Tensor]:  # fmt: skip
+    """Prunes the model further; the masks."""
+    pattern = {"pattern": "2:4"} if sparsity is None else {}
+    if name == "SparseGPT":
+        return sparse_gpt(model, subject.loss_fn, batches, sparsity, **pattern, **settings)
+    shared = {"recomputations": recomputations, "seed": seed, "progress": False, **pattern}
+    shared |= {"recalibrate": False} if "recalibrate" in PruningOptions.__dataclass_fields__ else {}
+    if name == OURS:
+        settings = dict(subject.ours)
+        return mfac.prune(model, subject.loss_fn, batches, sparsity, masks=masks, **shared, **settings).masks
+    if settings["method"] != "magnitude":
+        shared |= {"num_grads": BATCHES, "loss_batches": 1}
+    return prune(model, subject.loss_fn, batches, sparsity, masks=masks, **shared | settings).masks
+
+
+def tested(model: nn.Module, batches: Batches, test: Callable[[nn.Module], Any]) -> Any:
+    """The test of a copy with batch-norm statistics of the calibration batches, 128 samples at a time."""
+    other = copy.deepcopy(model)
+    if any(isinstance(module, _BatchNorm) for module in other.modules()):
+        images = torch.cat([batch[0] for batch in batches])
+        recalibrate(other, [(part,) for part in images.split(128)])
+    return test(other.eval())
+
+
+def chosen(subject: Subject, name: str, ledger: Ledger) -> dict[str, Any]:
+    """The settings with the lowest loss on held-out training data after pruning to `searched`."""
+    if len(METHODS[name]) == 1:
+        return METHODS[name][0]
+
+    def search() -> dict[str, Any]:
+        batches, held_out, losses = subject.calibration(0), subject.held_out(), []
+        for settings in METHODS[name]:
+            model = subject.model()
+            try:
+                pruned(subject, name, model, batches, subject.searched, 2, None, settings, 0)
+                losses.append(tested(model, batches, lambda m: loss(m, subject.loss_fn, held_out)))
+            except torch.linalg.LinAlgError:
+                losses.append(float("inf"))
+            print(f"  {settings}: {losses[-1]:.4f}", flush=True)
+        best = METHODS[name][losses.index(min(losses))]
+        return {"best": best, "losses": [[str(s), value] for s, value in zip(METHODS[name], losses, strict=True)]}
+
+    return ledger.cell(f"{name}, settings", search)["best"]
+
+
+@torch.no_grad()
+def loss(model: nn.Module, loss_fn: LossFn, batches: Batches) -> float:
+    return float(torch.stack([loss_fn(model, batch) for batch in batches]).mean())
+
+
+def row(subject: Subject, name: str, settings: dict[str, Any], seed: int, two_four: bool) -> dict[str, Any]:
+    """{sparsity: its cell}: each stage starts from the one before, SparseGPT from the dense model."""
+    model, batches, masks, cells = subject.model(), subject.calibration(seed), None, {}
+    stages: dict[float | None, int] = {None: 4} if two_four else dict(subject.stages)
+    for sparsity, recomputations in stages.items():
+        if name == "SparseGPT":
+            model, masks = subject.model(), None
+        start = time.process_time()
+        masks = pruned(subject, name, model, batches, sparsity, recomputations, masks, settings, seed)
+        seconds = round(time.process_time() - start, 1)
+        kept = sum(int(mask.sum()) for mask in masks.values()) / sum(mask.numel() for mask in masks.values())
+        cell = tested(model, batches, subject.test)
+        cell |= {"sparsity": round(1 - kept, 4), "seconds": seconds,
+                 "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}  # fmt: skip
+        cells["2:4" if sparsity is None else f"{sparsity:.0%}"] = cell
+        print(f"  {name} {sparsity}: {cell}", flush=True)
+    return {"settings": settings, "cells": cells}
+
+
+def compare(subject_name: str, seeds: list[int], only: list[str]) -> None:
+    subject = SUBJECTS[subject_name]()
+    command = f"python -m experiments.pruning_comparison {subject_name}"
+    ledger = Ledger(f"pruning_{subject_name}", command)
+    ledger.cell("dense", lambda: subject.test(subject.model()))
+    for seed in seeds:
+        for name in only or subject.methods:
+            settings = chosen(subject, name, ledger)
+            for two_four in (False, True) if subject.pattern else (False,):
+                key = f"{name}, seed {seed}{', 2:4' if two_four else ''}"
+                ledger.cell(key, partial(row, subject, name, settings, seed, two_four))
+
+
+def plot() -> None:
+    """The mean over seeds, against sparsity, one panel for each model that was measured."""
+    found = {name: Ledger(f"pruning_{name}", "").cells for name in SUBJECTS}
+    found = {name: cells for name, cells in found.items() if len(cells) > 1}
+    figure, (axes,) = drawing.panels(1, len(found), (5 * len(found), 4.5))
+    for axis, (title, cells) in zip(axes, found.items(), strict=True):
+        for number, name in enumerate(METHODS):
+            points: dict[str, list[float]] = {}
+            for key, row in cells.items():
+                if key.startswith(f"{name}, seed") and "2:4" not in key:
+                    for sparsity, cell in row["cells"].items():
+                        points.setdefault(sparsity, []).append(next(iter(cell.values())))
+            means = [sum(values) / len(values) for values in points.values()]
+            if points:
+                axis.plot([float(key.rstrip("%")) for key in points], means, label=name, **drawing.style(number))
+        measure = next(iter(cells["dense"]))
+        axis.set(title=f"{title}, dense {cells['dense'][measure]:.4g}", xlabel="sparsity, %", ylabel=measure)
+        axis.set_yscale("log" if measure == "perplexity" else "linear")
+        axis.legend(fontsize=7)
+    print(drawing.save(figure, IMAGES / "pruning_comparison.png"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("subject", choices=[*SUBJECTS, "plot"])
+    parser.add_argument("--seeds", type=int, default=1, help="how many; each has its own calibration data")
+    parser.add_argument("--only", action="append", default=[], choices=METHODS, help="a method; may be repeated")
+    given = parser.parse_args()
+    if given.subject == "plot":
+        plot()
+    else:
+        compare(given.subject, list(range(given.seeds)), given.only)
+
+
+if __name__ == "__main__":
+    main()
