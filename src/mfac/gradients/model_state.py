@@ -13,26 +13,23 @@ from torch import Tensor, nn
 from mfac.gradients.batches import Batch
 
 RandomState = dict[str, Any]
-_users: dict[int, int] = {}  # the thread that has a module (an id) in eval mode
+_users: list[tuple[int, set[int]]] = []  # (a thread, the ids of the modules that it has in eval mode)
 _lock = threading.Lock()
 
 
 @contextmanager
 def reserved(model: nn.Module) -> Iterator[None]:
     """Refuses a second thread while the block runs: it would see, and restore, flags that the first has changed."""
-    me, modules = threading.get_ident(), list(map(id, model.modules()))
+    me, modules = threading.get_ident(), set(map(id, model.modules()))
     with _lock:
-        if any(_users.get(module, me) != me for module in modules):
+        if any(thread != me and not modules.isdisjoint(theirs) for thread, theirs in _users):
             way = "let one thread finish first, or give each a copy.deepcopy of the model"
             raise RuntimeError(f"another thread is taking gradients of this {type(model).__name__}; {way}")
-        new = [module for module in modules if module not in _users]
-        _users.update(dict.fromkeys(new, me))
+        _users.append((me, modules))
     try:
         yield
     finally:
-        with _lock:
-            for module in new:
-                del _users[module]
+        _users.remove((me, modules))
 
 
 @contextmanager
