@@ -36,7 +36,6 @@ from experiments.models.resnet50 import imagenet_resnet50, imagenette, top_accur
 from experiments.models.stories import perplexity, stories_model, story_batches, story_pieces
 from mfac.gradients.losses import LossFn
 from mfac.pruning.batch_norm import recalibrate
-from mfac.pruning.options import PruningOptions
 
 BATCHES = 64
 CROSS_ENTROPY = mfac.criterion_loss(nn.CrossEntropyLoss())
@@ -147,8 +146,7 @@ def pruned(
     pattern = {"pattern": "2:4"} if sparsity is None else {}
     if name == "SparseGPT":
         return sparse_gpt(model, subject.loss_fn, batches, sparsity, **pattern, **settings)
-    shared = {"recomputations": recomputations, "seed": seed, "progress": False, **pattern}
-    shared |= {"recalibrate": False} if "recalibrate" in PruningOptions.__dataclass_fields__ else {}
+    shared = {"recomputations": recomputations, "seed": seed, "progress": False, "recalibrate": False, **pattern}
     if name == OURS:
         settings = dict(subject.ours)
         return mfac.prune(model, subject.loss_fn, batches, sparsity, masks=masks, **shared, **settings).masks
@@ -227,21 +225,36 @@ def compare(subject_name: str, seeds: list[int], only: list[str]) -> None:
                 ledger.cell(key, partial(row, subject, name, settings, seed, two_four))
 
 
+def means(cells: dict[str, Any], name: str) -> dict[str, tuple[float, float, int]]:
+    """{sparsity: (measure, seconds so far, seeds)} of a method, means over the seeds."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for key, row in cells.items():
+        seconds = 0.0
+        if key.startswith(f"{name}, seed"):
+            for sparsity, cell in row["cells"].items():
+                seconds = cell["seconds"] + (0.0 if name == "SparseGPT" else seconds)
+                found.setdefault(sparsity, []).append((next(iter(cell.values())), seconds))
+    return {key: (*(sum(column) / len(pairs) for column in zip(*pairs, strict=True)), len(pairs))
+            for key, pairs in found.items()}  # fmt: skip
+
+
 def plot() -> None:
-    """The mean over seeds, against sparsity, one panel for each model that was measured."""
+    """Every model that was measured: a table in Markdown, and a panel of the measure against sparsity."""
     found = {name: Ledger(f"pruning_{name}", "").cells for name in SUBJECTS}
     found = {name: cells for name, cells in found.items() if len(cells) > 1}
     figure, (axes,) = drawing.panels(1, len(found), (5 * len(found), 4.5))
     for axis, (title, cells) in zip(axes, found.items(), strict=True):
-        for number, name in enumerate(METHODS):
-            points: dict[str, list[float]] = {}
-            for key, row in cells.items():
-                if key.startswith(f"{name}, seed") and "2:4" not in key:
-                    for sparsity, cell in row["cells"].items():
-                        points.setdefault(sparsity, []).append(next(iter(cell.values())))
-            means = [sum(values) / len(values) for values in points.values()]
-            if points:
-                axis.plot([float(key.rstrip("%")) for key in points], means, label=name, **drawing.style(number))
+        rows = {name: row for name in METHODS if (row := means(cells, name))}
+        columns = list(dict.fromkeys(key for row in rows.values() for key in row))
+        print(f"\n| {title} | {' | '.join(columns)} | seconds | seeds |\n| {'--- | ' * (len(columns) + 3)}")
+        for number, (name, row) in enumerate(rows.items()):
+            values = [f"{row[key][0]:.4g}" if key in row else "" for key in columns]
+            last = [row[key] for key in columns if key in row and key != "2:4"][-1]
+            print(f"| {name} | {' | '.join(values)} | {last[1]:.0f} | {last[2]} |")
+            line = drawing.curve(
+                (float(key.rstrip("%")), row[key][0]) for key in columns if key in row and key != "2:4"
+            )
+            axis.plot(*line, label=name, **drawing.style(number))
         measure = next(iter(cells["dense"]))
         axis.set(title=f"{title}, dense {cells['dense'][measure]:.4g}", xlabel="sparsity, %", ylabel=measure)
         axis.set_yscale("log" if measure == "perplexity" else "linear")
