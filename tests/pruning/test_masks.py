@@ -4,12 +4,14 @@ import copy
 
 import pytest
 import torch
-from models import CASES, mlp
+from models import CASES, cross_entropy, mlp
+from optimizers import same as alike
 from pruning_cases import same, some_masks
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.utils import prune
 
+import mfac
 from mfac.pruning.masks import apply_masks, load_masks, masks_from_zeros, save_masks, to_torch_ao, to_torch_prune
 
 
@@ -152,3 +154,46 @@ def test_one_mask_that_does_not_fit_and_nothing_is_changed(act):
     with pytest.raises(ValueError, match="masks is empty"):
         act(model, {})
     assert same(model.state_dict(), before)
+
+
+def trained_with(model, masks):
+    apply_masks(model, masks)
+    for optimizer in (
+        mfac.MFAC(model.named_parameters(), 0.1, 3, masks=masks),
+        mfac.FullMatrixAdam(model.named_parameters(), num_grads=3, masks=masks),
+    ):
+        cross_entropy(model, mlp().batch).backward()
+        optimizer.step()
+    mfac.MFACPreconditioner(model.named_parameters(), 3, masks=masks).step()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+TAKERS = {
+    "apply_masks": lambda model, masks, path: apply_masks(model, masks),
+    "to_torch_prune": lambda model, masks, path: to_torch_prune(model, masks),
+    "to_torch_ao": lambda model, masks, path: to_torch_ao(model, masks),
+    "save_masks": lambda model, masks, path: [save_masks(masks, path), load_masks(path)],
+    "save_compact": lambda model, masks, path: [apply_masks(model, masks), mfac.save_compact(model, path, masks)],
+    "sparsity_report": lambda model, masks, path: str(mfac.sparsity_report(model, masks)),
+    "attach_masks": lambda model, masks, path: str(
+        type(mfac.attach_masks(torch.optim.SGD(model.parameters()), masks, model))
+    ),
+    "optimizers": lambda model, masks, path: trained_with(model, masks),
+    "collect_gradients": lambda model, masks, path: mfac.collect_gradients(
+        model, cross_entropy, [mlp().batch], 1, masks=masks
+    ),
+    "prune": lambda model, masks, path: (
+        mfac.prune(model, cross_entropy, [mlp().batch], 0.9, masks=masks, num_grads=1).masks
+    ),
+}
+
+
+@pytest.mark.parametrize("taker", TAKERS)
+def test_zeros_and_ones_are_taken_everywhere(taker, tmp_path):
+    found = []
+    for dtype in (torch.bool, torch.float32, torch.uint8):
+        model = mlp().model
+        masks = {name: mask.to(dtype) for name, mask in some_masks(model).items()}
+        found.append([TAKERS[taker](model, masks, tmp_path / "file.safetensors"), dict(model.state_dict())])
+    assert alike(found[0], found[1])
+    assert alike(found[0], found[2])
