@@ -9,12 +9,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from mfac import precision as judge
 from mfac.damage import count_of, reading, tensor_of
 from mfac.dual import DualBlocks
 from mfac.inverse_fisher import InverseFisher, check_damping, one_thread, ranks_of
 from mfac.memory import check_count
 from mfac.pages import BlockRun
-from mfac.precision import Precision, check_dense, check_precision, is_sensitive, needs_float64, product_dtype
+from mfac.precision import Precision
 from mfac.products import squared_norm
 from mfac.sliding import SlidingInverse
 from mfac.windows.plain import DTYPES
@@ -75,7 +76,7 @@ class DynamicInverseFisher(InverseFisher):
         with self._ranks.together("building the window"):
             check_count("num_grads", num_grads)
             check_count("dim", dim)
-            check_precision(precision)
+            judge.check_precision(precision)
             if normalize not in ("seen", "full", "sum"):
                 raise ValueError(f"normalize must be 'seen', 'full' or 'sum', not {normalize!r}")
             if dtype not in DTYPES:
@@ -134,8 +135,7 @@ class DynamicInverseFisher(InverseFisher):
         if average:
             weights = average ** ((k - torch.arange(self.num_seen, device=self.device)) % self.num_grads).double()
             coefficients = self._inverse.solve(weights * (self._divisor(self.num_seen) / weights.sum()))
-        step = self._rows.combine(coefficients, self._update_dtype(g.dtype))
-        return step if step.dtype == g.dtype else step.to(g.dtype)
+        return self._rows.combine(coefficients, self._update_dtype(g.dtype)).to(g.dtype)
 
     def combine(self, coefficients: Float[Tensor, " n"]) -> Float[Tensor, " d"]:
         """Gᵀc: the sum of the rows in the window, each times its coefficient."""
@@ -167,18 +167,13 @@ class DynamicInverseFisher(InverseFisher):
     @one_thread
     @torch.no_grad()
     def diagonal(self) -> Float[Tensor, " d"]:
-        if self.num_seen == 0:
-            return torch.full((self._dim,), 1 / self.damping, dtype=self.dtype, device=self.device)
-        return self._whole().diagonal().to(self.dtype)
+        return self._frozen().diagonal().to(self.dtype)
 
     @one_thread
     @torch.no_grad()
     def logdet(self) -> Float[Tensor, ""]:
         """log det F⁻¹ over the weights of all ranks, in float64."""
-        if self.num_seen == 0:
-            value = -self._ranks.total(self._dim) * math.log(self.damping)
-            return torch.tensor(value, dtype=torch.float64, device=self.device)
-        return self._whole().logdet()
+        return self._frozen().logdet()
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "DynamicInverseFisher":
         options: dict[str, Any] = {"precision": self._precision, "normalize": self._normalize}
@@ -232,18 +227,16 @@ class DynamicInverseFisher(InverseFisher):
             saved, sensitive = saved_rows(state["rows"]), bool(state["sensitive"])
             squares = squared_norms(saved, n, self._dim).to(self.device)
         if n and not torch.allclose(self._ranks.sum_(squares), fresh.K.diagonal()[:n], rtol=1e-3, atol=0):
-            piece = "" if self._ranks.size == 1 else ", or the state of one rank was loaded on another"
             raise ValueError(
                 "the saved rows do not match the saved products: the window was updated after state_dict(), whose rows "
-                f"are its own memory{piece}; save the state, or deep-copy it, before the next update"
+                "are its own memory (or another rank's state was loaded); save or deep-copy it before the next update"
             )
         with self._ranks.together("loading the rows"):
             self._rows.check(saved, n)
         converted = self._ranks.any(self._rows.load(saved, n), self.device)
         self._damping, self._updates, self._inverse = damping, updates, fresh
-        self._rough, self._sensitive, self._snapshot = set(rough), sensitive, None
+        self._rough, self._sensitive, self._snapshot = set(range(n) if converted else rough), sensitive, None
         if converted:
-            self._rough = set(range(n))
             self._polish()
 
     def _divisor(self, seen: int) -> int:
@@ -260,16 +253,18 @@ class DynamicInverseFisher(InverseFisher):
         before, rough, sensitive = self._inverse.remember(k), self._rough.copy(), self._sensitive
         try:
             square, sensitivity = self._inverse.replace(k, column, self._divisor(n) * self.damping)
+            if not square < judge.LARGE_SQUARE and dtype == torch.float32:  # and perhaps not beyond float64
+                exact = self._ranks.sum_(squared_norm(stored.dense, torch.float64))
+                square = float(exact) if self._precision == "auto" else math.inf
             if not square < math.inf:
                 raise NonFiniteGradientError(
-                    f"the gradient is not finite (its squared norm in {self._rows.kind.name} is {square}) and would "
-                    f"spoil the window for {self.num_grads} updates; the window is unchanged: skip this step, or lower "
-                    "the learning rate"
+                    f"the gradient is not finite (its squared norm in {self._rows.kind.name} is {square}), and the "
+                    "window is unchanged: skip this step, or lower the learning rate"
                 )
             (self._rough.add if dtype == torch.float32 else self._rough.discard)(k)
             if settle and self._inverse.inverse is None:
                 sensitivity = self._factored(k)
-            if sensitivity and self._judge(sensitivity):
+            if (sensitivity or square > judge.LARGE_SQUARE) and self._judge(sensitivity, square):
                 self._polish(k, stored.dense)
                 sensitivity = self._factored(k) if settle else 0.0
             if settle and sensitivity == math.inf:
@@ -298,12 +293,12 @@ class DynamicInverseFisher(InverseFisher):
     def _update_dtype(self, vector: torch.dtype) -> torch.dtype:
         """For products that only enter the push-through form."""
         least = torch.float64 if self._sensitive else torch.float32
-        return product_dtype(self._precision, vector, self.dtype, least)
+        return judge.product_dtype(self._precision, vector, self.dtype, least)
 
-    def _judge(self, sensitivity: float) -> bool:
+    def _judge(self, sensitivity: float, square: float) -> bool:
         """Switches to float64 and back, as steps need it; whether products have to be made anew for that."""
         if self._precision == "auto":
-            self._sensitive = is_sensitive(sensitivity, self._sensitive)
+            self._sensitive = judge.is_sensitive(sensitivity, self._sensitive) or square > judge.LARGE_SQUARE
         return self._precision == "auto" and self._sensitive and bool(self._rough)
 
     def _polish(self, coming: int | None = None, g: Float[Tensor, " d"] | None = None) -> None:
@@ -323,8 +318,8 @@ class DynamicInverseFisher(InverseFisher):
 
     def _exact_dtype(self) -> torch.dtype:
         """The dtype that products with any vector need; brings the m x m matrix to the same accuracy."""
-        dtype = product_dtype(self._precision, self.dtype, self._rows.dtype)
-        if needs_float64(self._precision, dtype, self._inverse.K, self._inverse.shift):
+        dtype = judge.product_dtype(self._precision, self.dtype, self._rows.dtype)
+        if judge.needs_float64(self._precision, dtype, self._inverse.K, self._inverse.shift):
             dtype = torch.float64
         if self._precision == "auto" and dtype == torch.float64 and self._rough:
             self._polish()
@@ -338,24 +333,25 @@ class DynamicInverseFisher(InverseFisher):
         dtype = dtype if dtype == torch.float64 else torch.float32
         self._inverse.settle()
         a = self._inverse.solve(self._ranks.sum_(self._rows.project(self.num_seen, x, dtype)))
-        return (x.to(dtype) - self._rows.combine(a, dtype)).div_(self.damping).to(x.dtype)
+        rest = x.to(dtype) - self._rows.combine(a, dtype)
+        if dtype == torch.float64:  # in float32 S itself has shown that every x is safe
+            squares = torch.stack([torch.linalg.vector_norm(each, dtype=dtype, dim=0).square() for each in (x, rest)])
+            if bool((self._inverse.product_error(a, *self._ranks.sum_(squares)) > judge.PRODUCT_TOLERANCE).any()):
+                raise self._inverse.too_few_digits("float64")
+        return rest.div_(self.damping).to(x.dtype)
 
     def _forward(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]:
         if self.num_seen == 0:
             return x * self.damping
-        return self._whole().forward(x)
+        return self._frozen().forward(x)
 
     @one_thread
     def _quadratic_form(self, x: Float[Tensor, "d k"]) -> Float[Tensor, " k"]:
-        if self.num_seen == 0:
-            return self._ranks.sum_(x.double().square().sum(0)) / self.damping
-        return self._whole().quadratic_form(x)
+        return self._frozen().quadratic_form(x)
 
     @one_thread
     def _elements(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
-        if self.num_seen == 0:
-            return (rows == columns).double() / self.damping
-        return self._whole().elements(rows, columns)
+        return self._frozen().elements(rows, columns)
 
     @one_thread
     def set_damping(self, damping: float) -> None:
@@ -375,25 +371,27 @@ class DynamicInverseFisher(InverseFisher):
             raise
 
     def _whole(self) -> DualBlocks:
+        self._held_rows()
+        return self._frozen()
+
+    def _frozen(self) -> DualBlocks:
         """The present window as static blocks; remembered until it changes."""
         if self._snapshot is None:
-            weights, dtype = self._row_weights(), self._exact_dtype()
+            n, dtype = max(self.num_seen, 1), self._exact_dtype()  # an empty window has a row of zeros
+            K, run, pages = self._inverse.K[None, :n, :n], BlockRun(0, self._dim, 1), self._rows.pages(n)
             reduce = self._ranks.sum_ if self._ranks.size > 1 else None
             precision: Precision = "float64" if dtype == torch.float64 else "float32"
-            run, pages = BlockRun(0, self._dim, 1), self._rows.pages(self.num_seen)
-            self._snapshot = DualBlocks(run, pages, self.damping, precision, weights, self.gram[None], reduce=reduce)
+            weights = K.new_full((n,), 1 / self._divisor(n))
+            self._snapshot = DualBlocks(run, pages, self.damping, precision, weights, K, reduce=reduce)
         return self._snapshot
 
     def _held_rows(self) -> tuple[Tensor, Float[Tensor, " n"]]:
-        return self.rows[: self.num_seen], self._row_weights()
-
-    def _row_weights(self) -> Float[Tensor, " n"]:
         if self.num_seen == 0:
             raise ValueError("the window holds no gradient yet; add some with update")
-        return self.gram.new_full((self.num_seen,), 1 / self._divisor(self.num_seen))
+        return self.rows[: self.num_seen], self.gram.new_full((self.num_seen,), 1 / self._divisor(self.num_seen))
 
     def _check_gradient(self, g: Tensor) -> None:
-        check_dense("a gradient", g)
+        judge.check_dense("a gradient", g)
         if g.shape != (self._dim,):
             raise ValueError(f"a gradient must be [{self._dim}], not {list(g.shape)}")
         if g.device != self.device:

@@ -19,6 +19,7 @@ Precision = Literal["auto", "float32", "float64"]
 EPS32, EPS64 = 2.0**-24, 2.0**-53
 # Chosen so that float32 stays below a relative error of 1e-4, the promise, with a margin of two.
 PRODUCT_TOLERANCE = 5e-5
+LARGE_SQUARE = 1e36  # near the largest float32: products with such rows overflow in it, and coefficients underflow
 # The relative error of a float32 step is at most some 2.5e-6 times its sensitivity, measured over scales and kinds of
 # rows; the sensitivity is 1 for orthogonal rows and 1e4 for rows that repeat one another to 1 %.
 SENSITIVITY_LIMIT = 20.0

@@ -146,15 +146,27 @@ class SlidingInverse:
         collinearity, terms, total = torch.stack(figures).tolist()
         return sensitivity(collinearity, terms, squared_length(K, c, terms, total))
 
+    def product_error(
+        self, a: Float[Tensor, "n *k"], squares: Float[Tensor, "*k"], rest: Float[Tensor, "*k"]
+    ) -> Float[Tensor, "*k"]:
+        """Estimates the relative error of x − Gᵀa, a = S⁻¹Gx, in float64; `squares` is ‖x‖², and `rest` ‖x − Gᵀa‖².
+
+        What is subtracted has errors of eps · ‖x‖ and of Gᵀ S⁻¹(E a), where E, the error of K, is eps · ‖g_i‖ ‖g_j‖.
+        """
+        K = self.K.diagonal()[: self.size]
+        P = (torch.cholesky_inverse(self.factor()) if self.inverse is None else self.inverse).diagonal()
+        terms, growth = (K @ a.square()).sqrt(), ((K + self.shift) * P).sum().sqrt()
+        return EPS64 * (squares.sqrt() + terms * growth) / rest.sqrt().clamp_min(sys.float_info.min)
+
     def too_few_digits(self, dtype: str) -> RuntimeError:
-        """What to raise where the sensitivity of a step is infinite."""
+        """What to raise where an answer would be wrong."""
         largest = float(self.K.diagonal().max())
         remedy = max(10.0, 10 * self.size * largest * EPS64 / PRODUCT_TOLERANCE / self.shift)
         wider = "" if dtype == "float64" else ", pass precision='auto'"
         return torch.linalg.LinAlgError(  # type: ignore[attr-defined,no-any-return]
-            f"the gradients repeat one another, and {dtype} has too few digits to tell them apart: the damping adds "
-            f"{self.shift:.3g} to squared gradients of up to {largest:.3g}; raise the damping {remedy:.1g} times or "
-            f"more, or scale the gradients down{wider}"
+            f"{dtype} has too few digits for this answer: the damping adds {self.shift:.3g} to squared gradients of up "
+            f"to {largest:.3g}, which (nearly) repeat one another or the vector; raise the damping {remedy:.1g} times "
+            f"or more, or scale the gradients down{wider}"
         )
 
     def solve(self, b: Float[Tensor, "n *k"]) -> Float[Tensor, "n *k"]:

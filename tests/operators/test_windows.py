@@ -248,7 +248,7 @@ def test_a_state_whose_rows_went_on_is_refused(kind):
     state = op.state_dict()
     for row in 2 * mixed(M, D, seed=3):
         op.update(row)
-    with pytest.raises(ValueError, match="deep-copy it, before the next update"):
+    with pytest.raises(ValueError, match="deep-copy it before the next update"):
         window(kind).load_state_dict(state)
 
 
