@@ -16,6 +16,7 @@ import mfac
 from timing import in_seconds, save, seconds
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a script, the folder of experiments is not on the path
+from experiments.models.minilm import minilm_classifier
 from experiments.models.resnet import ResNet
 from experiments.step_times import step_of
 
@@ -33,6 +34,10 @@ CONTENDERS = {
     "SGD, momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
     "Adam": torch.optim.Adam,
     "AdamW": torch.optim.AdamW,
+    "FullMatrixAdam, m = 64": mfac.FullMatrixAdam,
+    "FullMatrixAdam, orthogonalized": partial(mfac.FullMatrixAdam, orthogonalize=True),
+    "FullMatrixAdam, bfloat16": partial(mfac.FullMatrixAdam, window=torch.bfloat16),
+    "FullMatrixAdam, int8": partial(mfac.FullMatrixAdam, window=torch.int8),
     "M-FAC, m = 512": partial(mfac.MFAC, num_grads=512),
     "M-FAC, m = 1024": partial(mfac.MFAC, num_grads=1024),
     "Muon": muon,
@@ -71,6 +76,29 @@ def overhead(memory_format, contenders):
             "what": "training step of ResNet20, batch 128", "format": str(memory_format).removeprefix("torch."),
             "optimizer": name, "seconds": value, "over_sgd": value / times["SGD, momentum"],
         }  # fmt: skip
+
+
+class Logits(nn.Module):
+    """MiniLM with a classifier, embeddings frozen; its logits, for batches of 32 sentences of 64 tokens."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.model = minilm_classifier(2)
+
+    def forward(self, tokens):
+        return self.model(tokens).logits
+
+
+def fine_tuning():
+    generator = torch.Generator().manual_seed(0)
+    batches = [(torch.randint(30_000, (32, 64), generator=generator), torch.arange(32) % 2) for _ in range(8)]
+    steps = {name: step_of(model := Logits(), make(model.parameters()), batches) for name, make in CONTENDERS.items()
+             if name == "AdamW" or "FullMatrixAdam" in name}  # fmt: skip
+    times = seconds(**steps)
+    for name, value in times.items():
+        yield {"what": "training step of MiniLM, 32 sentences", "optimizer": name, "seconds": value,
+               "over_adamw": value / times["AdamW"]}  # fmt: skip
 
 
 def tensors(weights, count):
@@ -131,7 +159,8 @@ def rows():
     yield sparse_step()
     yield from overhead(torch.contiguous_format, CONTENDERS)
     # Convolutions are faster with channels last, and the window is not.
-    yield from overhead(torch.channels_last, ["SGD, momentum", "M-FAC, m = 512"])
+    yield from overhead(torch.channels_last, ["SGD, momentum", "AdamW", "FullMatrixAdam, m = 64", "M-FAC, m = 512"])
+    yield from fine_tuning()
 
 
 if __name__ == "__main__":

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-import mfac
 from experiments.training import compute_gradients, cross_entropy
+from mfac.optimizer import WindowOptimizer
 
 
-def fill_window(optimizer: mfac.MFAC, model: nn.Module) -> None:
+def fill_window(optimizer: WindowOptimizer, model: nn.Module) -> None:
     """With random gradients, without moving the weights: a step is cheaper while the window is not full."""
     rates = [group["lr"] for group in optimizer.param_groups]
     generator = torch.Generator().manual_seed(0)
@@ -27,7 +27,7 @@ def fill_window(optimizer: mfac.MFAC, model: nn.Module) -> None:
 
 
 def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[Any]) -> Callable[[], None]:
-    if isinstance(optimizer, mfac.MFAC):
+    if isinstance(optimizer, WindowOptimizer):
         fill_window(optimizer, model)
     source = cycle(batches)
     model.train()
