@@ -51,6 +51,8 @@ SIZES = {
 def run(request: Request) -> None:
     results, settings = Results("sparse_tuning", request), SIZES[request.size]
     results.settings(lr=RATE, damping=DAMPING, **vars(settings))
+    if results.cells.keys() >= {"before", *filter(request.wants, ("SGD", "M-FAC", "overhead"))}:
+        return  # nothing to prune for
     task = image_task(request, settings.test_images)
     if request.size != "full":
         task = pruned_task(task, request, settings)

@@ -1,7 +1,9 @@
 """Every recipe runs end to end at a tiny size, and goes on where it was stopped; the loops behind them."""
 
+import importlib
 import json
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -262,3 +264,23 @@ def test_nothing_is_lost_between_runs_that_share_a_file(tmp_path):
     assert Ledger("runs", "a command", tmp_path).cell("a, 0", lambda: pytest.fail("it was there")) == "x" * 1000
     assert set(cells) == {f"{name}, {i}" for name in "abcd" for i in range(30)}
     assert [path.name for path in tmp_path.iterdir()] == ["runs.json"]
+
+
+RESULTS = Path(command.__file__).parent / "results"
+COMMITTED = {path.stem: path for path in sorted(RESULTS.glob("*.json")) if not path.stem.startswith("runs_")}
+
+
+@needs_data
+@pytest.mark.parametrize("name", COMMITTED)
+def test_the_command_of_committed_results_runs_and_measures_nothing(name, monkeypatch, capsys):
+    def saved(ledger, key, _):
+        return ledger.cells[key] if key in ledger.cells else pytest.skip(f"{key} has not been measured yet")
+
+    monkeypatch.setattr(Ledger, "cell", saved)
+    monkeypatch.setattr("subprocess.run", lambda *command, **options: None)  # of a row in a process of its own
+    module, *arguments = json.loads(COMMITTED[name].read_text())["command"].split(" -m ")[1].split()
+    if module == "experiments":
+        RECIPES[arguments[1]].run(Request("small"))
+    else:
+        monkeypatch.setattr("sys.argv", [module, *arguments])
+        importlib.import_module(module).main()
