@@ -10,7 +10,7 @@ import pytest
 import report_cases as cases
 from report_page import ALL, axis_names, legend, page, page_of, text_of
 
-from mfac.app.report import render_page, write_page
+from mfac.app.report.page import render_page, write_page
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import mfac
-from mfac.app.report import write_page
+from mfac.app.report.page import write_page
 from mfac.app.runs.folder import load_checkpoint, now, open_run
 from mfac.app.runs.format import read_run
 from mfac.app.runs.run import run_task

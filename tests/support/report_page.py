@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import report_cases as cases
 
-from mfac.app.report import render_page
+from mfac.app.report.page import render_page
 
 ALL = {
     "pruning": [cases.pruning()],

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import nn
@@ -91,24 +91,17 @@ class Plan:
 def plan_pruning(
     task: Task,
     device: torch.device | str | None = None,
-    num_grads: int | None = None,
+    num_grads: Annotated[int | None, "gradients of a recomputation or in the window; none: as many as it takes"] = None,
     block_size: int | str | None = DEFAULTS.block_size,
     recomputations: int = DEFAULTS.recomputations,
-    sparsity: float = 0.9,
+    sparsity: Annotated[float, "fraction of weights to remove"] = 0.9,
     targets: Names = None,
     ignore: Names = None,
     per_sample: bool = DEFAULTS.per_sample,
-    on_disk: bool = False,
+    on_disk: Annotated[bool, "keep the gradients on disk (--rows-dir)"] = False,
     memory: int | str | None = None,
 ) -> Plan:
-    """The memory and time of `mfac.prune` with these options.
-
-    Args:
-        num_grads: gradients per recomputation of pruning, or in the window of training; by default 64, and by output
-            as many batches as a recomputation takes.
-        sparsity: fraction of weights to remove.
-        on_disk: keep the gradients on disk (--rows-dir).
-    """
+    """The memory and time of `mfac.prune` with these options."""
     PruningOptions(num_grads=num_grads, block_size=block_size, recomputations=recomputations)
     if not 0 < sparsity < 1:
         raise ValueError(f"sparsity must be between 0 and 1, not {sparsity!r}")
@@ -118,74 +111,68 @@ def plan_pruning(
     }  # fmt: skip
     model = task.model().to(device)
     layout = ParameterLayout(model, list(choose_targets(model, targets, ignore)))
-    if isinstance(block_size, str):
-        return _plan_by_output(task, model, layout, settings, parse_bytes(memory))
-    num_grads = settings["num_grads"] = num_grads or NUM_GRADS
     row, loss, norm = _time_gradients(task, model, layout, per_sample)
-    constant, slope = _recomputation_seconds(layout, num_grads, block_size, on_disk, norm)
     kept = [1.0, *(1 - s for s in geometric_schedule(0.0, sparsity, recomputations)[:-1])]
+    found = _by_output if isinstance(block_size, str) else _by_blocks
+    passes, algebra, needed, disk, others = found(task, model, layout, settings, kept, norm, parse_bytes(memory))
     seconds = {
-        "gradients": recomputations * num_grads * row,
-        "algebra": sum(constant + slope * part * layout.dim for part in kept),
+        "gradients": recomputations * settings["num_grads"] * passes * row,
+        "algebra": algebra,
         "losses": (recomputations + 1) * DEFAULTS.loss_batches * loss,
     }
-    disk = {"bytes": num_grads * layout.dim * layout.dtype.itemsize}
-    disk["pages"] = -(-layout.dim // max(1, DISK_PIECE // num_grads))
+    weights, available = {**_weights(model), "prunable": layout.dim}, available_memory(layout.device)
+    return Plan("prune", task.name, settings, weights, needed, available, disk, seconds, row, others)
+
+
+Parts = tuple[int, float, dict[str, int], dict[str, int], list[str]]  # passes, algebra, memory, disk, remedies
+
+
+def _by_blocks(
+    task: Task, model: nn.Module, layout: ParameterLayout, settings: Any, kept: list[float], norm: float, _: int | None
+) -> Parts:
+    m, B, on_disk = settings["num_grads"] or NUM_GRADS, settings["block_size"], settings["on_disk"]
+    settings["num_grads"] = m
+    constant, slope = _recomputation_seconds(layout, m, B, on_disk, norm)
+    disk = {"bytes": m * layout.dim * layout.dtype.itemsize, "pages": -(-layout.dim // max(1, DISK_PIECE // m))}
     needed = partial(pruning_memory, layout.sizes, layout.dtype)
-    memory, available = needed(num_grads, block_size, on_disk), available_memory(layout.device)
-    ways = {"": (block_size, on_disk)}
-    ways |= {} if on_disk else {f"rows on disk (--rows-dir, {gib(disk['bytes'])})": (block_size, True)}
-    ways |= {f"block_size={B}": (B, on_disk) for B in (128, 32) if (block_size or layout.dim) > B}
-    others = remedies(needed, available, num_grads, ways)
-    weights = {**_weights(model), "prunable": layout.dim}
-    return Plan("prune", task.name, settings, weights, memory, available, disk, seconds, row, others)
+    ways = {"": (B, on_disk)}
+    ways |= {} if on_disk else {f"rows on disk (--rows-dir, {gib(disk['bytes'])})": (B, True)}
+    ways |= {f"block_size={size}": (size, on_disk) for size in (128, 32) if (B or layout.dim) > size}
+    others = remedies(needed, available_memory(layout.device), m, ways)
+    return 1, sum(constant + slope * part * layout.dim for part in kept), needed(m, B, on_disk), disk, others
 
 
-def _plan_by_output(
-    task: Task, model: nn.Module, layout: ParameterLayout, settings: dict[str, Any], room: int | None
-) -> Plan:
-    """Blocks of outputs: tensors are measured in groups that fit, so that everything does."""
-    weights, stream = MaskedWeights(model, dict(zip(layout.names, layout.tensors, strict=True))), task.train_batches()
+def _by_output(
+    task: Task, model: nn.Module, layout: ParameterLayout, settings: Any, kept: list[float], _: float, room: int | None
+) -> Parts:
+    """Outputs are measured in groups whose matrices fit, so that everything does."""
+    weights = MaskedWeights(model, dict(zip(layout.names, layout.tensors, strict=True)))
     options = PruningOptions(num_grads=settings["num_grads"], fisher="empirical")
-    start = Step(0, weights, weights.layout(), BatchStream(stream))
-    batches = settings["num_grads"] = RowMethod(task.loss, options, Ranks()).num_batches(start)
-    row, loss, _ = _time_gradients(task, model, layout, per_sample=False)
+    start = Step(0, weights, weights.layout(), BatchStream(task.train_batches()))
+    settings["num_grads"] = RowMethod(task.loss, options, Ranks()).num_batches(start)
     shapes = [weight.by_output(weight.tensor).shape for weight in weights.layers.values()]
-    sums, available = sum(8 * COPIES * outputs * kept**2 for outputs, kept in shapes), available_memory(layout.device)
-    room = room or max(1, (available or 2 * sums) // 2)
+    sums = sum(8 * COPIES * outputs * inputs**2 for outputs, inputs in shapes)
+    room = room or max(1, (available_memory(layout.device) or 2 * sums) // 2)
     passes = settings["passes"] = 1 if sums <= room else 2 * -(-sums // room)  # for scores, and again for the removal
     began, sample = time.perf_counter(), torch.eye(SAMPLE_BLOCK, dtype=torch.float64).expand(4, -1, -1)
     torch.linalg.cholesky(sample @ sample)
     each = (time.perf_counter() - began) / len(sample) / SAMPLE_BLOCK**3  # the same products and factors as a block
-    steps = [1.0, *(1 - s for s in geometric_schedule(0.0, settings["sparsity"], settings["recomputations"])[:-1])]
-    cubes = sum(outputs * (part * kept) ** 3 for outputs, kept in shapes for part in steps)
-    seconds = {
-        "gradients": settings["recomputations"] * batches * passes * row,
-        "algebra": FACTORS * each * cubes,
-        "losses": (settings["recomputations"] + 1) * DEFAULTS.loss_batches * loss,
-    }
+    cubes = sum(outputs * (part * inputs) ** 3 for outputs, inputs in shapes for part in kept)
     memory = {"sums and factors of the blocks": min(sums, room), "vectors": VECTORS * 8 * layout.dim}
-    counts = {**_weights(model), "prunable": layout.dim}
-    return Plan("prune", task.name, settings, counts, memory, available, {}, seconds, row, [])
+    return passes, FACTORS * each * cubes, memory, {}, []
 
 
 @seeded(0)
 def plan_training(
     task: Task,
     device: torch.device | str | None = None,
-    optimizer: str = "full-matrix-adam",
+    optimizer: Annotated[str, "whose window is planned"] = "full-matrix-adam",
     num_grads: int | None = None,
     window: Window | None = None,
-    momentum: float = 0.0,
-    steps: int = 1000,
+    momentum: Annotated[float, "momentum of mfac"] = 0.0,
+    steps: Annotated[int, "steps of the optimizer"] = 1000,
 ) -> Plan:
-    """The memory and time of training with an optimizer that has a window.
-
-    Args:
-        optimizer: full-matrix-adam or mfac.
-        momentum: momentum of mfac.
-        steps: steps of the optimizer.
-    """
+    """The memory and time of training with an optimizer that has a window."""
     kind, model = CLASSES[optimizer][0], task.model().to(device)
     m = num_grads or inspect.signature(kind).parameters["num_grads"].default
     layout = ParameterLayout(model, [name for name, tensor in model.named_parameters() if tensor.requires_grad])

@@ -11,7 +11,7 @@ from mfac.app import demo as tour
 from mfac.app.cli.display import ProgressDisplay, show_run
 from mfac.app.cli.options import PANEL, AsJson, Fresh, Out, TaskArgument, command, command_line, options
 from mfac.app.plan import plan_pruning, plan_training
-from mfac.app.report import write_page
+from mfac.app.report.page import write_page
 from mfac.app.runs import training
 from mfac.app.runs.environment import choose_device
 from mfac.app.runs.folder import REPORT
