@@ -58,29 +58,26 @@ def test_the_built_in_task():
     assert [len(labels) for _, labels in task.eval_batches()] == [360]
 
 
-def test_a_file_with_the_required_functions(tmp_path):
+EVERYTHING = """
+measure, higher_is_better = 'error', False
+def evaluate(model): return torch.tensor(0.25)
+def eval_batches(): return train_batches()
+def optimizer(parameters): return torch.optim.SGD(parameters, lr=0.1)
+def pretrain(model): model.weight.data.zero_()
+"""
+
+
+def test_files_with_the_required_functions_and_with_everything(tmp_path):
     task = load_task(write(tmp_path, GOOD))
     assert (task.name, task.source) == ("task", str(tmp_path / "task.py"))
     assert (task.evaluate, task.eval_batches, task.optimizer, task.pretrain) == (None,) * 4
     assert (task.measure, task.higher_is_better) == ("accuracy", True)
-    trial(task)
     # The loss is the user's own object: labels can be sampled for those of the library.
     G = mfac.collect_gradients(task.model(), task.loss, task.train_batches(), 8, per_sample=True, fisher="sampled")
     assert G.shape == (8, 8)
-
-
-def test_a_file_with_everything(tmp_path):
-    text = GOOD + (
-        "measure, higher_is_better = 'error', False\n"
-        "def evaluate(model): return torch.tensor(0.25)\n"
-        "def eval_batches(): return train_batches()\n"
-        "def optimizer(parameters): return torch.optim.SGD(parameters, lr=0.1)\n"
-        "def pretrain(model): model.weight.data.zero_()\n"
-    )
-    task = load_task(write(tmp_path, text))
+    task = load_task(write(tmp_path, GOOD + EVERYTHING))
     model = trial(task)
-    assert (task.measure, task.higher_is_better) == ("error", False)
-    assert isinstance(task.evaluate(model), float)
+    assert (task.measure, task.higher_is_better, task.evaluate(model)) == ("error", False, 0.25)
     assert len(list(task.eval_batches())) == 3
     assert isinstance(task.optimizer(model.parameters()), torch.optim.SGD)
     task.pretrain(model)

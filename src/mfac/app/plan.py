@@ -105,7 +105,7 @@ def plan_pruning(
     PruningOptions(num_grads=num_grads, block_size=block_size, recomputations=recomputations)
     if not 0 < sparsity < 1:
         raise ValueError(f"sparsity must be between 0 and 1, not {sparsity!r}")
-    settings = {
+    settings: dict[str, Any] = {
         "num_grads": num_grads, "block_size": block_size, "recomputations": recomputations, "sparsity": sparsity,
         "per_sample": per_sample, "on_disk": on_disk,
     }  # fmt: skip

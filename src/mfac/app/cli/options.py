@@ -41,7 +41,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on s
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=THIS_PANEL)]
 
 
-def options(source: Callable[..., Any], panels: Mapping[str | None, str], **more: Any) -> list[inspect.Parameter]:
+def options(source: Callable[..., Any], panels: Mapping[Any, str], **more: Any) -> list[inspect.Parameter]:
     """Options that set arguments of `source`, a function or class: {panel: "names of arguments"}.
 
     Types, defaults and descriptions are those of the arguments, from annotations and docstrings; `more` has settings of
@@ -82,7 +82,7 @@ def _kind(hint: Any, default: Any) -> Any:
         return list[get_args(hint)[0]]  # type: ignore[misc]
     kinds = set(get_args(hint)) or {hint}
     if get_origin(hint) is Literal or not kinds & {int, float, bool}:
-        return list[str] if Iterable in map(get_origin, kinds) else str
+        return list[str] if any(get_origin(kind) is Iterable for kind in kinds) else str
     is_either = str in kinds or (NoneType in kinds and default is not None)
     return object if is_either else next(kind for kind in (float, int, bool) if kind in kinds)
 

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
-from mfac.app.report.record import SPARSITY, Quantity, Record, Series, capital
+from mfac.app.report.record import SPARSITY, Quantity, Series, capital
+from mfac.app.runs.format import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,8 @@ from typing import Any
 from markupsafe import Markup
 
 from mfac.app.report.figures import Section, Table
-from mfac.app.report.record import LOSS, MISSING, Quantity, Record, Series, by_measure, capital, percent, series_of
+from mfac.app.report.record import LOSS, MISSING, Quantity, Series, by_measure, capital, percent, series_of
+from mfac.app.runs.format import Record
 
 Summary = tuple[str, Table | None]
 Values = dict[str, dict[float | None, list[float]]]  # by label and sparsity; None: at the end of training
