@@ -22,6 +22,7 @@ from mfac.pruning.layers import LayerCall, Weight, uses_of
 
 DAMPING = 1e-2  # of the mean diagonal of a weight
 PRIOR = 0.5  # of F is the Kronecker prior, if there is one
+LARGEST = 1 << 29  # bytes of a layer's blocks that a prior joins
 TOKENS = 32  # for each weight of a block are enough: those with the largest gradients, mostly
 TOLERANCE = 0.05  # of a weight's gradient: layers that use their weights otherwise than they should are far beyond it
 COPIES = 3  # of a block in float64: its sum, its factor, and one in the making
@@ -85,8 +86,8 @@ class RowBlocks:
 class Prior:
     """K-FAC's S ⊗ A, from the output gradients and the inputs of a layer: a share of F that also joins outputs."""
 
-    def __init__(self, outputs: int, inputs: int, device: torch.device):
-        self.S, self.A = (torch.zeros(n, n, dtype=torch.float64, device=device) for n in (outputs, inputs))
+    def __init__(self, shape: torch.Size, device: torch.device):
+        self.S, self.A = (torch.zeros(n, n, dtype=torch.float64, device=device) for n in shape)  # outputs, inputs
         self.positions = torch.zeros((), dtype=torch.float64, device=device)
 
     def add(self, calls: Sequence[LayerCall], root: float) -> None:
@@ -168,7 +169,7 @@ class Part:
         else:
             rows = rows[: self._filled].mul_((self._filled / divisor) ** 0.5)
             inner = DualBlocks(run, Pages(rows.flatten(1), rows.device), damping)
-        return RowBlocks(inner, self.columns, self.present, prior and partial(prior.couple, self))
+        return RowBlocks(inner, self.columns, self.present, None if prior is None else partial(prior.couple, self))
 
 
 @dataclass
@@ -204,6 +205,7 @@ class RowFisher:
         self._num_batches = self.ranks.total(len(self.batches))
         with self.ranks.together("finding the layers"):
             self._by_layer = self._understood()
+        self._mixed = {name for name in self._by_layer if self._is_mixed(self.weights[name])} if self.prior else set()
         self.groups = self._grouped()
         self.dampings: dict[str, float] = {}
         self._only: list[RowBlocks] | None = None
@@ -230,7 +232,7 @@ class RowFisher:
                     groups.append([])
                     room = budget
                 last = min(len(index), first + max(1, int(min(room, each * len(index)) // each)))
-                last = len(index) if self.prior else last  # which joins all outputs of a layer
+                last = len(index) if name in self._mixed else last  # the prior joins all outputs of a layer
                 groups[-1].append(Part(self.weights[name], index, slice(first, last), kept))
                 room -= each * (last - first)
                 first = last
@@ -238,7 +240,7 @@ class RowFisher:
 
     def _rows(self, name: str) -> float:
         """How many rows will come, where they can be kept; those of tokens and of several ranks are summed."""
-        summed = self._by_layer.get(name) or self.ranks.size > 1 or self.prior
+        summed = self._by_layer.get(name) or self.ranks.size > 1 or name in self._mixed
         return math.inf if summed else self._samples
 
     def _measured(self, parts: Sequence[Part]) -> list[RowBlocks]:
@@ -246,7 +248,7 @@ class RowFisher:
         device, found = self.layout.device, []
         shapes = {part.weight.name: self._index[part.weight.name].shape for part in parts}
         squares = {name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in shapes.items()}
-        priors = {part.weight.name: Prior(*shapes[part.weight.name], device) for part in parts if self._is_mixed(part)}
+        priors = {name: Prior(shape, device) for name, shape in shapes.items() if name in self._mixed}
         for part in parts:
             dtype = torch.promote_types(part.weight.tensor.dtype, torch.float32)
             part.start(self._rows(part.weight.name), dtype, device)
@@ -296,10 +298,10 @@ class RowFisher:
             break
         return found
 
-    def _is_mixed(self, part: Part) -> bool:
-        """Whether a prior is mixed in: of layers that are understood, without groups of channels."""
-        grouped = any(getattr(module, "groups", 1) > 1 for module in part.weight.modules)
-        return self.prior and part.weight.name in self._by_layer and not grouped
+    def _is_mixed(self, weight: Weight) -> bool:
+        """Whether a prior is mixed in: not with groups of channels, nor where blocks are too large together."""
+        outputs, kept = len(self._index[weight.name]), int((self._index[weight.name] >= 0).sum(1).max())
+        return 8 * outputs * kept**2 <= LARGEST and all(getattr(m, "groups", 1) == 1 for m in weight.modules)
 
     def _add(
         self, part: Part, uses: Sequence[LayerCall], squares: Float[Tensor, "outputs inputs"], prior: Prior | None

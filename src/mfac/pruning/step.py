@@ -226,7 +226,7 @@ class Pruner:
         norms = (module for module in self.weights.model.modules() if isinstance(module, BatchNorm))
         if asked == "auto" and not any(norm.track_running_stats for norm in norms):
             return None
-        return self.stream.peek(self.num_batches) if asked in ("auto", True) else asked
+        return self.stream.peek(self.num_batches) if isinstance(asked, bool | str) else asked
 
     def _mean_loss(self) -> float:
         """The mean over a few batches that stay the same, those of all ranks, in eval mode."""
