@@ -4,6 +4,8 @@ BIN := .venv/bin
 READY := .venv/.ready
 # Two workers with one thread each: torch with two threads beside another busy process crawls.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+# Those that users install; `make dist EXTRAS=cli` tries this one alone.
+EXTRAS ?= progress cli demo masks scipy transformers lightning attribution bench experiments
 
 .PHONY: setup demo test lint docs bench experiments-small dist clean
 .DEFAULT_GOAL := setup
@@ -36,12 +38,18 @@ bench: $(READY)  ## measure against the paper's algorithms, other libraries and 
 experiments-small: $(READY)  ## run the paper's experiments at a size for two cores, in build/experiments
 	MFAC_RESULTS=build/experiments $(TEST_ENV) $(BIN)/python -m experiments run all --size small --jobs 2
 
-dist: $(READY)  ## build the wheel, install it into an empty environment and import it
+dist: $(READY)  ## build sdist and wheel, check them, and run the README's code on the wheel: alone, and with each extra
 	rm -rf dist build
-	$(BIN)/python -m build --wheel --outdir dist
-	rm -rf build/wheel-check && $(PYTHON) -m venv build/wheel-check
-	build/wheel-check/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl
-	cd build && wheel-check/bin/python -c "import mfac; print('torch-mfac', mfac.__version__, 'imports from', mfac.__file__)"
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
+	$(MAKE) --no-print-directory $(addprefix wheel-,alone $(EXTRAS))
+
+wheel-%:  # in an empty environment, which is removed if all went well
+	rm -rf build/wheel-$* && $(PYTHON) -m venv build/wheel-$*
+	build/wheel-$*/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		"$$(ls dist/*.whl)$(if $(filter alone,$*),,[$*])"
+	cd build/wheel-$* && bin/python ../../tests/support/installed.py $*
+	rm -rf build/wheel-$*
 
 clean:  ## remove what the other verbs made
 	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

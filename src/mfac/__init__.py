@@ -36,7 +36,7 @@ from mfac.windows import native as native
 from mfac.windows.int8 import Int8
 from mfac.windows.topk import TopK
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 __all__ = [
     "MFAC",

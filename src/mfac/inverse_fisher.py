@@ -114,7 +114,10 @@ class InverseFisher(ABC):
 
     def as_scipy(self) -> Any:
         """F⁻¹ as a `scipy.sparse.linalg.LinearOperator` on float64 arrays, for solvers such as `eigsh`."""
-        from scipy.sparse.linalg import LinearOperator
+        try:
+            from scipy.sparse.linalg import LinearOperator
+        except ImportError as error:
+            raise ImportError("op.as_scipy() needs scipy; pip install 'torch-mfac[scipy]'") from error
 
         def apply(x: Any) -> Any:
             return (self @ torch.as_tensor(x, dtype=torch.float64, device=self.device)).cpu().numpy()

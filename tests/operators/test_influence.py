@@ -142,3 +142,9 @@ def test_laplace_of_a_regression_is_its_posterior(shape):
         variance = noise / N * op.quadratic_form(X.T)
         posterior = torch.linalg.inv(alpha * torch.eye(shape[1]).double() + X.T @ X / noise)
         assert torch.allclose(variance, (X @ posterior * X).sum(1), rtol=1e-8)
+
+
+def test_scipy_is_named_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.sparse.linalg", None)
+    with pytest.raises(ImportError, match=r"torch-mfac\[scipy\]"):
+        OP.as_scipy()
