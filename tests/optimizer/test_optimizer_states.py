@@ -80,7 +80,7 @@ def test_a_state_that_was_not_saved_before_the_next_step_is_refused():
     model, optimizer = trained(mfac, 6)
     state = optimizer.state_dict()
     train(model, optimizer, range(6, 8))
-    with pytest.raises(ValueError, match=r"updated after state_dict\(\).*save the state, or deep-copy it"):
+    with pytest.raises(ValueError, match=r"updated after state_dict\(\).*save or deep-copy it"):
         resumed(mfac, model, state)
 
 
