@@ -88,7 +88,7 @@ def test_json_is_one_object_with_the_command_to_repeat(tmp_path):
             1,
             "window must be one of float32, float64, bfloat16, float16, int8",
         ),
-        (["train", "--lr", "fast"], 2, "'fast' is not a number"),
+        (["train", "--damping", "fast"], 2, "'fast' is not a number"),
         (["train", "--lr", "adam=0.1"], 2, "adam is not one of full-matrix-adam, adamw"),
         (["train", "--optimizer", "task"], 1, "the task small defines no optimizer"),
         (["train", "--lr", "-1"], 1, "lr must be 0 or more"),

@@ -49,7 +49,7 @@ class OptimizerSettings:
     momentum: Annotated[float | None, "momentum of mfac and sgd"] = None
     weight_decay: Annotated[float | None, "weight decay"] = None
     num_grads: Annotated[int | None, "gradients in the window of full-matrix-adam and mfac"] = None
-    damping: Annotated[float | None, "relative to the mean eigenvalue in full-matrix-adam, λ itself in mfac"] = None
+    damping: Annotated[float | str | None, "relative to the mean eigenvalue; in mfac λ itself, or auto"] = None
     normalize: Annotated[str | None, "divisor of the sum of mfac's window: full, seen or sum"] = None
     window: Annotated[str | None, "storage of gradients: float32, bfloat16, float16, int8, topk (1 % of each)"] = None
 
@@ -61,8 +61,9 @@ class OptimizerSettings:
         return {key: own.get(key, known[key].default) if value is None else value for key, value in given.items()}
 
 
-KINDS: dict[str, Any] = dict.fromkeys(("lr", "momentum", "weight_decay", "damping"), float)
-KINDS |= {"num_grads": int, "normalize": str, "window": str}  # what is set for all optimizers, or for one
+KINDS: dict[str, Any] = dict.fromkeys(("lr", "momentum", "weight_decay"), float)  # what is set for all, or for one
+KINDS |= {"damping": lambda text: text if text == "auto" else float(text), "num_grads": int, "normalize": str}
+KINDS |= {"window": str}
 
 
 def make_optimizer(settings: OptimizerSettings, task: Task, model: nn.Module) -> Optimizer:
