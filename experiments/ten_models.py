@@ -1,6 +1,7 @@
 """FullMatrixAdam against AdamW on ten small models: default arguments, and the best of three learning rates for each.
 
     python -m experiments.ten_models            # 150 steps, two seeds: about 15 minutes on one core
+    python -m experiments.ten_models variants   # other settings than the defaults, on the five cheapest models
     python -m experiments.ten_models table      # the committed results
 
 Texts are tinyshakespeare, WikiText-2 and TinyStories, under MFAC_DATA; images are scikit-learn's digits, and the
@@ -28,6 +29,13 @@ RATES: dict[str, tuple[Any, tuple[float, ...]]] = {  # the first is the default
     "FullMatrixAdam": (FullMatrixAdam, (3e-3, 1e-2, 3e-2)),
     "orthogonalized": (partial(FullMatrixAdam, orthogonalize=True), (6e-3, 2e-2, 6e-2)),
 }
+VARIANTS: dict[str, dict[str, Any]] = {
+    "defaults": {}, "power 0": {"power": 0.0}, "power 1/4": {"power": 0.25}, "power 1": {"power": 1.0},
+    "damping 0.01": {"damping": 0.01}, "damping 1": {"damping": 1.0}, "32 gradients": {"num_grads": 32},
+    "128 gradients": {"num_grads": 128}, "eps 0.01": {"eps": 0.01}, "beta2 0.999": {"betas": (0.9, 0.999)},
+    "bfloat16 window": {"window": torch.bfloat16}, "int8 window": {"window": torch.int8},
+}  # fmt: skip
+CHEAP = ("MLP", "CNN, batch norm", "LSTM", "regression", "autoencoder")
 Loss = Callable[[nn.Module, Tensor], Tensor]  # of a model on the samples drawn with these numbers in [0, 1)
 
 
@@ -178,11 +186,28 @@ def table(cells: dict[str, Any]) -> dict[str, dict[str, float]]:
     return found
 
 
+def variants(ledger: Ledger) -> None:
+    """The loss of each variant over that of the defaults, at the default learning rate."""
+    found: dict[str, list[float]] = {}
+    for (label, options), name in itertools.product(VARIANTS.items(), CHEAP):
+        make = partial(FullMatrixAdam, **options)
+        cells = [ledger.cell(f"{label}, {name}, seed {seed}", partial(train, name, make, seed)) for seed in SEEDS]
+        found.setdefault(label, []).append(geometric([cell["end"] for cell in cells]))
+    print("| over the defaults | " + " | ".join(CHEAP) + " | geometric mean |\n" + "| --- " * (len(CHEAP) + 2) + "|")
+    for label, ends in found.items():
+        ratios = [end / default for end, default in zip(ends, found["defaults"], strict=True)]
+        print(f"| {label} | " + " | ".join(f"{ratio:.2f}" for ratio in [*ratios, geometric(ratios)]) + " |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=["run", "table"], default="run")
+    parser.add_argument("what", nargs="?", choices=["run", "variants", "table"], default="run")
+    what = parser.parse_args().what
+    if what == "variants":
+        variants(Ledger("ten_models_variants", "python -m experiments.ten_models variants"))
+        return
     ledger = Ledger("ten_models", "python -m experiments.ten_models")
-    if parser.parse_args().what == "run":
+    if what == "run":
         for (optimizer, (make, rates)), name in itertools.product(RATES.items(), MODELS):
             for rate, seed in itertools.product(rates, SEEDS):
                 key = f"{name}, {optimizer}, lr {rate:g}, seed {seed}"
