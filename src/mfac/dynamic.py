@@ -319,7 +319,7 @@ class DynamicInverseFisher(InverseFisher):
     def _exact_dtype(self) -> torch.dtype:
         """The dtype that products with any vector need; brings the m x m matrix to the same accuracy."""
         dtype = judge.product_dtype(self._precision, self.dtype, self._rows.dtype)
-        if judge.needs_float64(self._precision, dtype, self._inverse.K, self._inverse.shift):
+        if judge.needs_more(self._precision, dtype, self._inverse.K, self._inverse.shift):
             dtype = torch.float64
         if self._precision == "auto" and dtype == torch.float64 and self._rough:
             self._polish()

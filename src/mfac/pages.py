@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import zip_longest
+from functools import partial
+from itertools import groupby, zip_longest
 from operator import index
 from typing import Any, NamedTuple, NoReturn
 
@@ -54,6 +55,13 @@ class BlockRun:
             for start in range(end - self.length, end, columns):
                 yield Piece(slice(block, block + 1), slice(start, min(start + columns, end)))
 
+    def parts(self, which: Sequence[bool]) -> Iterator[tuple[int, "BlockRun"]]:
+        """The blocks with a True in `which`: (number of the first, run) of those that are adjacent."""
+        for chosen, group in groupby(range(self.count), lambda block: which[block]):
+            first, *others = group
+            if chosen:
+                yield first, BlockRun(self.start + first * self.length, self.length, 1 + len(others))
+
 
 class Piece(NamedTuple):
     """Some columns of G: whole blocks of a run, or a slice of one block."""
@@ -102,6 +110,9 @@ def block_runs(dim: int, block_size: int | None, sizes: Sequence[int] | None = N
     return runs
 
 
+Pass = Callable[[], Iterator[tuple[Piece, Float[Tensor, "blocks m length"]]]]
+
+
 @dataclass(frozen=True)
 class MadeColumns:
     """A matrix [m, d] whose columns are made, or read from a file, when they are asked for."""
@@ -136,6 +147,22 @@ class Pages:
         if not self.in_place:
             return max(1, DISK_PIECE // m)
         return max(1, (WIDE_PIECE if run.length * m > BLOCK_PIECE else BLOCK_PIECE) // m)
+
+    def passes(self, run: BlockRun, which: Sequence[bool] | None = None) -> Iterator[tuple[slice, Pass]]:
+        """Some blocks at a time, with a function that goes over their columns: whole blocks, or one block in slices.
+
+        `which` chooses blocks of the run.
+        """
+        columns = self.columns_at_once(run)
+        for first, part in [(0, run)] if which is None else run.parts(which):
+            if part.length == 0:  # a rank without a column still takes part in the sums
+                yield slice(0, 1), partial(iter, [])
+            elif part.length <= columns:
+                for piece, G in self.stream(part.pieces(columns)):
+                    yield slice(first + piece.blocks.start, first + piece.blocks.stop), partial(iter, [(piece, G)])
+            else:
+                for block, pieces in groupby(part.pieces(columns), lambda piece: piece.blocks.start):
+                    yield slice(first + block, first + block + 1), partial(self.stream, list(pieces))
 
     def stream(self, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, Float[Tensor, "blocks m length"]]]:
         """Every piece with its columns; the next piece is loaded while the caller works on this one."""

@@ -1,94 +1,105 @@
 """Blocks of at most as many weights as there are gradients: worked in the primal, where the matrices are B x B."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from mfac import precision as judge
 from mfac import products, woodbury
 from mfac.pages import BLOCK_PIECE, BlockRun, Pages
-from mfac.precision import Precision, needs_float64, product_dtype
+from mfac.precision import Blocks, Factors, Precision
 
 Couple = Callable[[Float[Tensor, "blocks b"]], Float[Tensor, "blocks b"]]
 
 
 class PrimalBlocks:
-    """F_b⁻¹ for the blocks of one run, from the Cholesky factors of F_b = λI + G_bᵀ C G_b; G itself is not kept."""
+    """F_b⁻¹ for the blocks of one run, from the Cholesky factors of F_b = λI + K_b, K_b = G_bᵀ C G_b.
 
-    def __init__(self, run: BlockRun, factors: Float[Tensor, "blocks b b"], damping: float):
+    G is read once, in float32, and again in float64 for those blocks where that is not safe for every vector; after
+    that only if a smaller damping needs more digits.
+    """
+
+    def __init__(
+        self,
+        run: BlockRun,
+        damping: float,
+        device: torch.device,
+        precision: Precision = "float64",
+        pages: Pages | None = None,
+        weights: Float[Tensor, " m"] | None = None,
+    ):
         self.run = run
-        self._damping = damping
-        self._L = factors
+        self._precision: Precision = precision
+        self._pages, self._weights = pages, weights
         self._step = max(1, BLOCK_PIECE // run.length**2)  # blocks that stay in cache
+        self._factors = Factors(run.count, run.length, damping, device)
+        if pages is not None:
+            dtype = judge.first_dtype(precision, pages.dtype, damping)
+            self._build(judge.gram_dtype(precision, dtype, run.length))
 
     @classmethod
-    def from_rows(
-        cls,
-        run: BlockRun,
-        pages: Pages,
-        damping: float,
-        precision: Precision = "auto",
-        weights: Float[Tensor, " m"] | None = None,
-    ) -> "PrimalBlocks":
-        """From G, in one pass; with "auto", in float64 for those pieces where float32 is not safe."""
-        L = torch.empty(run.count, run.length, run.length, dtype=torch.float64, device=pages.device).transpose(1, 2)
-        dtype = product_dtype(precision, pages.dtype)
-        for piece, rows in pages.stream(run.pieces(max(pages.columns_at_once(run), run.length))):
-            fisher = _weighted_gram(rows.transpose(1, 2), weights, dtype)
-            if needs_float64(precision, dtype, fisher, damping):
-                fisher = _weighted_gram(rows.transpose(1, 2), weights, torch.float64)
-            if not bool(torch.isfinite(fisher.diagonal(dim1=1, dim2=2)).all()):
-                pages.raise_for_rows()
-            L[piece.blocks] = woodbury.factor(fisher, damping, overwrite=True)
-        return cls(run, L, damping)
+    def from_sums(cls, run: BlockRun, K: Float[Tensor, "blocks b b"], damping: float) -> "PrimalBlocks":
+        """From K, which was made in float64 and is overwritten."""
+        made = cls(run, damping, K.device)
+        made._accept(slice(0, run.count), K, K.new_full((run.count,), judge.gram_error(run.length)))
+        return made
 
     def apply(self, x: Float[Tensor, "n *k"]) -> Float[Tensor, "n *k"]:
-        return woodbury.solve(self._L, self._split(x.double())).flatten(0, 1).to(x.dtype)
+        return woodbury.solve(self._factors.L, self._split(x.double())).flatten(0, 1).to(x.dtype)
 
     def forward(self, x: Float[Tensor, "n *k"]) -> Float[Tensor, "n *k"]:
-        """F x = L Lᵀ x."""
+        """F x."""
         columns = self._split(x.double().reshape(len(x), -1))
-        return (self._L @ (self._L.transpose(1, 2) @ columns)).to(x.dtype).view_as(x)
+        return (self._fisher(slice(None)) @ columns).to(x.dtype).view_as(x)
 
     def quadratic_form(self, x: Float[Tensor, "n k"]) -> Float[Tensor, " k"]:
         """xᵀF⁻¹x = ‖L⁻¹x‖²."""
-        return woodbury.half_solve(self._L, self._split(x.double())).square().sum((0, 1))
+        return woodbury.half_solve(self._factors.L, self._split(x.double())).square().sum((0, 1))
 
     def diagonal(self) -> Float[Tensor, " n"]:
         """[F⁻¹]_ii = Σ_k [L⁻¹]_ki²: nothing is subtracted."""
-        parts = []
-        for L in self._L.split(self._step):
-            squares = woodbury.inverse_factor(L).square_().sum(1)
-            least = L.square().sum(2).reciprocal()
-            parts.append(squares.maximum(least).clamp_max(1 / self._damping).flatten())
-        return torch.cat(parts)
+        known = self._factors.known(slice(None))
+        least = (known.squares + self._factors.shift).reciprocal()
+        return known.inverse.maximum(least).clamp_max(1 / self._factors.shift).flatten()
 
     def elements(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         """[F⁻¹]_ij of entries counted from the run's start; zero between blocks."""
 
         def whitened(blocks: Int[Tensor, " k"], places: Int[Tensor, "k q"]) -> Float[Tensor, "k b q"]:
-            units = self._L.new_zeros(len(blocks), self.run.length, places.shape[1])
-            return woodbury.half_solve(self._L[blocks], units.scatter_(1, places[:, None], 1.0))
+            units = self._factors.L.new_zeros(len(blocks), self.run.length, places.shape[1])
+            return woodbury.half_solve(self._factors.L[blocks], units.scatter_(1, places[:, None], 1.0))
 
         return products.pair_products(rows, columns, self.run.length, self._step, whitened)
 
     def logdet(self) -> Float[Tensor, ""]:
-        return -woodbury.log_det(self._L).sum()
+        return -woodbury.log_det(self._factors.L).sum()
+
+    def diagnostics(self) -> dict[str, float]:
+        """Blocks with K in float64, and the error that K makes at most."""
+        return {"products": 0, "entries": 0} | self._factors.diagnostics()
 
     def refactor(self, damping: float) -> None:
-        """Changes the damping, from the factors alone."""
-        fisher = self._L @ self._L.transpose(1, 2)
-        fisher.diagonal(dim1=1, dim2=2).sub_(self._damping)
-        self._L = woodbury.factor(fisher, damping, overwrite=True)
-        self._damping = damping
+        """Changes the damping, from K alone, unless a smaller one needs more digits than K has."""
+        before, bad = self._factors, []
+        self._factors = Factors(self.run.count, self.run.length, damping, before.L.device)
+        try:
+            for first in range(0, self.run.count, self._step):
+                blocks = slice(first, first + self._step)
+                bad.append(self._accept(blocks, before.gram(blocks), before.condition.gram[blocks]))
+            self._build(torch.float64, torch.cat(bad).tolist())
+        except Exception:
+            self._factors = before
+            raise
 
     def joint_removal(
         self, theta: Float[Tensor, " n"], removed: Bool[Tensor, " n"]
     ) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]:
         """δ = −θ on the removed weights and F_RR⁻¹ F_RQ θ_Q on the kept ones, and ½ δᵀFδ."""
-        blocks = self._L.split(self._step), self._split(theta).split(self._step), self._split(removed).split(self._step)
-        results = [woodbury.primal_removal(L @ L.transpose(1, 2), t, r) for L, t, r in zip(*blocks, strict=True)]
+        weights, gone = self._split(theta), self._split(removed)
+        parts = [slice(first, first + self._step) for first in range(0, self.run.count, self._step)]
+        results = [woodbury.primal_removal(self._fisher(some), weights[some], gone[some]) for some in parts]
         return torch.cat([delta.flatten() for delta, _ in results]), torch.cat([cost for _, cost in results]).sum()
 
     def coupled_removal(
@@ -98,7 +109,7 @@ class PrimalBlocks:
 
         Conjugate gradients over the kept weights, preconditioned by the removal of each block for itself.
         """
-        F, kept = self._L @ self._L.transpose(1, 2), ~self._split(removed)
+        F, kept = self._fisher(slice(None)), ~self._split(removed)
         gone = torch.where(kept, 0.0, self._split(theta))
 
         def apply(x: Float[Tensor, "blocks b"]) -> Float[Tensor, "blocks b"]:
@@ -113,14 +124,14 @@ class PrimalBlocks:
         return delta.flatten(), (delta * apply(delta)).sum() / 2
 
     def cost(self, delta: Float[Tensor, " n"]) -> Float[Tensor, ""]:
-        """½ δᵀFδ = ½ ‖Lᵀδ‖²."""
-        return torch.einsum("bij,bi->bj", self._L, self._split(delta)).square().sum() / 2
+        """½ δᵀFδ."""
+        return (delta @ self.forward(delta)) / 2
 
     def inverses(self) -> Iterator[tuple[slice, Float[Tensor, "blocks b b"]]]:
         """F⁻¹ of the blocks, dense, some blocks at a time."""
         for first in range(0, self.run.count, self._step):
             blocks = slice(first, min(first + self._step, self.run.count))
-            yield blocks, torch.cholesky_inverse(self._L[blocks])
+            yield blocks, torch.cholesky_inverse(self._factors.L[blocks])
 
     def group_costs(self, theta: Float[Tensor, " n"], ids: Int[Tensor, " n"], count: int) -> Float[Tensor, " count"]:
         """½ θ_Qᵀ([F⁻¹]_QQ)⁻¹θ_Q of `count` groups, `ids` being each weight's group; summed over a group's blocks."""
@@ -139,14 +150,57 @@ class PrimalBlocks:
                 out.index_add_(0, key % count, 0.5 * (theta_Q * x).sum(-1))
         return out
 
+    def _build(self, dtype: torch.dtype, which: Sequence[bool] | None = None) -> None:
+        """Makes all blocks, or some; those for which float32 is not good enough in float64."""
+        for first, run in [(0, self.run)] if which is None else self.run.parts(which):
+            assert self._pages is not None
+            columns = max(self._pages.columns_at_once(run), run.length)
+            for piece, rows in self._pages.stream(run.pieces(columns)):
+                blocks, G = torch.arange(run.count)[piece.blocks] + first, rows.transpose(1, 2)
+                bad = self._accept(blocks, *_weighted_gram(G, self._weights, dtype))
+                if bool(bad.any()):
+                    self._accept(blocks[bad.cpu()], *_weighted_gram(G[bad], self._weights, torch.float64))
+
+    def _accept(self, blocks: Blocks, K: Float[Tensor, "k b b"], gram: Float[Tensor, " k"]) -> Bool[Tensor, " k"]:
+        """Takes over K, which is overwritten, and its error; returns the blocks that need a better one."""
+        rough = (gram > judge.gram_error(self.run.length)) & (self._precision == "auto")
+        try:
+            finite = self._factors.accept(blocks, K, gram)
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            finite = False
+            if not bool(rough.any()):
+                raise
+        if not finite and not bool(rough.any()):
+            assert self._pages is not None
+            self._pages.raise_for_rows()
+        if not finite or self._precision == "float32":
+            return rough
+        error = self._errors(blocks)
+        bad = rough & ~(error <= judge.PRODUCT_TOLERANCE)
+        judge.check_promise(error[~bad], self._factors.condition.squares, self._factors.shift)
+        return bad
+
+    def _errors(self, blocks: Blocks) -> Float[Tensor, " k"]:
+        known = self._factors.known(blocks)
+        return judge.primal_error(known.gram, known.growth, known.squares.amax(1) / self._factors.shift)
+
+    def _fisher(self, blocks: Blocks) -> Float[Tensor, "k b b"]:
+        F = self._factors.gram(blocks)
+        F.diagonal(dim1=1, dim2=2).add_(self._factors.shift)
+        return F
+
     def _split(self, x: Shaped[Tensor, "n *k"]) -> Shaped[Tensor, "blocks b *k"]:
         return x.unflatten(0, (self.run.count, self.run.length))
 
 
 def _weighted_gram(
     G: Float[Tensor, "blocks b m"], weights: Float[Tensor, " m"] | None, dtype: torch.dtype
-) -> Float[Tensor, "blocks b b"]:
-    """G_bᵀ C G_b."""
-    if weights is None:
-        return products.gram(G, dtype).div_(G.shape[2])
-    return products.gram(G.to(dtype) * weights.sqrt().to(dtype), dtype)
+) -> tuple[Float[Tensor, "blocks b b"], Float[Tensor, " blocks"]]:
+    """G_bᵀ C G_b, and its error, measured on some rows."""
+    if weights is not None:
+        K, error = _weighted_gram(G.to(dtype) * weights.sqrt().to(dtype), None, dtype)
+        return K.mul_(G.shape[2]), error
+    K, b, rows = products.gram(G, dtype).div_(G.shape[2]), G.shape[1], judge.sample(G.shape[1])
+    if dtype == torch.float64:
+        return K, K.new_full((len(K),), judge.gram_error(b))
+    return K, judge.measured_error(K, products.gram(G[:, rows], torch.float64).div_(G.shape[2]), rows)

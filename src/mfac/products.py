@@ -8,16 +8,16 @@ in an m-vector or an m x m matrix leaves in float64.
 from collections.abc import Callable, Iterator
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 SHORT_ROW = 1 << 14  # up to here float32 is as good for a sum of squares as it is for products
 TILE = 1 << 20  # numbers in a tile: 8 MiB in float64
 TILE_COLUMNS = 1 << 16  # long enough to read memory in order, short enough for many rows
-GRAM_COLUMNS = 1 << 14  # a Gram matrix sums over columns, so long tiles are good
+GRAM_COLUMNS = 1 << 10  # what is summed in one piece: long enough for speed, short enough for float32
 WHITEN_COLUMNS = 1 << 11  # a whitened tile should still be in cache when it is squared
 # Row blocks of symmetric and triangular products, whose upper halves are never computed.
-ROW_BLOCKS, LEAST_ROWS = 4, 128
+ROW_BLOCKS, LEAST_ROWS = 4, 64
 
 
 def project(G: Float[Tensor, "*blocks m d"], x: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
@@ -72,18 +72,19 @@ def gram(G: Float[Tensor, "*blocks m d"], dtype: torch.dtype) -> Float[Tensor, "
 def squares(
     L: Float[Tensor, "*blocks m m"],
     X: Float[Tensor, "*blocks m d"],
-    weights: Float[Tensor, " m"] | None,
+    weights: Float[Tensor, "*blocks r m"],
     dtype: torch.dtype,
-) -> tuple[Float[Tensor, "*blocks d"], Float[Tensor, "*blocks d"]]:
-    """Column sums of (L X)² for a lower triangular L, and of X² with a weight per row; L X is never kept."""
+) -> tuple[Float[Tensor, "*blocks d"], Float[Tensor, "*blocks r d"]]:
+    """Column sums of (L X)² for a lower triangular L, and of X² with r weights for each row; L X is never kept."""
     if X.ndim == 3 and len(X) > 1:
         X = X.to(dtype)
-        return torch.bmm(L.to(dtype), X).square_().sum(-2).double(), _weighted(X.square(), weights)
+        of_product = torch.bmm(L.to(dtype), X).square_().sum(-2).double()
+        return of_product, torch.bmm(weights.to(dtype), X.square()).double()
     if X.ndim == 3:
-        product, plain = squares(L[0], X[0], weights, dtype)
+        product, plain = squares(L[0], X[0], weights[0], dtype)
         return product[None], plain[None]
-    L, (m, d) = L.to(dtype), X.shape
-    of_product, of_X = torch.empty(2, d, dtype=torch.float64, device=X.device)
+    L, weights, (m, d) = L.to(dtype), weights.to(dtype), X.shape
+    of_product, of_X = (torch.empty(*r, d, dtype=torch.float64, device=X.device) for r in ((), (len(weights),)))
     width = max(1, min(d, WHITEN_COLUMNS, TILE // m))
     held, made = torch.empty(2, m * width, dtype=dtype, device=X.device)
     for left in range(0, d, width):
@@ -92,7 +93,7 @@ def squares(
         LX = made[: tile.numel()].view_as(tile)
         _multiply_lower(L, tile, out=LX)
         of_product[columns] = LX.square_().sum(0)
-        of_X[columns] = _weighted(tile.square_(), weights)
+        of_X[:, columns] = weights @ tile.square_()
     return of_product, of_X
 
 
@@ -107,7 +108,7 @@ def whiten_(
     Linv = Linv.to(dtype)
     for columns in G.split(WHITEN_COLUMNS, dim=1):
         # From the last rows up: row block i needs only the rows before it, which are still those of G.
-        for rows in reversed(list(_row_blocks(len(G), 2 * LEAST_ROWS))):
+        for rows in reversed(list(_row_blocks(len(G), 4 * LEAST_ROWS))):
             columns[rows] = Linv[rows, : rows.stop] @ columns[: rows.stop].to(dtype)
     return G
 
@@ -129,7 +130,7 @@ def pair_products(
     for chosen in same.split(step) if len(same) else ():
         wanted, where = torch.stack((rows[chosen], columns[chosen])).unique(return_inverse=True)
         blocks, table, row, place = grouped(wanted // length, wanted % length)
-        W = whitened(blocks, table.clamp_min(0))[row, :, place]
+        W = whitened(blocks, torch.where(table < 0, table[:, :1], table))[row, :, place]
         out[chosen] = (W[where[0]] * W[where[1]]).sum(-1)
     return out
 
@@ -146,10 +147,9 @@ def grouped(
     return distinct, table, row, place
 
 
-def _weighted(squared: Float[Tensor, "*blocks m d"], weights: Float[Tensor, " m"] | None) -> Float[Tensor, "*blocks d"]:
-    if weights is None:
-        return squared.sum(-2).double()
-    return torch.einsum("...md,m->...d", squared, weights.to(squared.dtype)).double()
+def kept(G: Float[Tensor, "blocks m n"], removed: Bool[Tensor, "blocks n"]) -> Float[Tensor, "blocks m kept"]:
+    """The columns that are not removed; of several blocks, zeros in the place of those that are."""
+    return G[:, :, ~removed[0]] if len(G) == 1 else torch.where(removed[:, None], 0.0, G)
 
 
 def _batched(A: Tensor, x: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mfac import woodbury
 from mfac.dual import DualBlocks
 from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
@@ -106,6 +105,17 @@ class StaticInverseFisher(InverseFisher):
     def logdet(self) -> Float[Tensor, ""]:
         """log det F⁻¹, in float64; over all ranks."""
         return self._over_blocks([blocks.logdet() for blocks in self._blocks], ())
+
+    def diagnostics(self) -> dict[str, float]:
+        """What float64 was needed for under `precision`, and why.
+
+        `blocks`; of these `float64_blocks`, whose Gram matrix is in float64; `products` and `entries` of the diagonal
+        that were made again in float64; and `gram_error`, the largest relative error that a Gram matrix brings.
+        """
+        found = [blocks.diagnostics() for blocks in self._blocks]
+        worst = max((part.pop("gram_error") for part in found), default=0.0)
+        sums = {name: sum(part[name] for part in found) for name in ("float64_blocks", "products", "entries")}
+        return {"blocks": sum(part.run.count for part in self._blocks), **sums, "gram_error": worst}
 
     def _apply(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]:
         return self._by_blocks(x, [blocks.apply for blocks in self._blocks])
@@ -238,7 +248,7 @@ def build_blocks(grads: Gradients, damping: float, options: BlockOptions, reduce
     device = options.device_for(grads)
     if isinstance(grads, FisherBlocks):
         return [
-            PrimalBlocks(run, woodbury.factor(total.to(device) / grads.num_grads, damping), damping)
+            PrimalBlocks.from_sums(run, total.to(device) / grads.num_grads, damping)
             for run, total in zip(grads.runs, grads.sums, strict=True)
         ]
     source: Tensor | MadeColumns
@@ -253,7 +263,7 @@ def build_blocks(grads: Gradients, damping: float, options: BlockOptions, reduce
     found: list[Blocks] = []
     for run in block_runs(pages.shape[1], options.block_size, options.sizes):
         if run.length <= pages.shape[0] and reduce is None:
-            found.append(PrimalBlocks.from_rows(run, pages, damping, options.precision, weights))
+            found.append(PrimalBlocks(run, damping, pages.device, options.precision, pages, weights))
         else:
             arguments = run, pages, damping, options.precision, weights, None, options.overwrite, reduce
             found.append(DualBlocks(*arguments))

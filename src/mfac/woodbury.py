@@ -5,6 +5,7 @@ the shift s = m λ; L Lᵀ = S; W = L⁻¹ G. θ are the weights, Q the removed 
 """
 
 import math
+import sys
 from collections.abc import Callable
 
 import torch
@@ -12,6 +13,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 TOLERANCE = 1e-4  # of conjugate gradients: the residual beside the right-hand side
+POWER_STEPS = 10  # κ is then too small by a third at most, for a start that is not orthogonal to what it looks for
+TINY = sys.float_info.min
 
 
 def factor(K: Float[Tensor, "*blocks m m"], shift: float, overwrite: bool = False) -> Float[Tensor, "*blocks m m"]:
@@ -32,6 +35,27 @@ def factor(K: Float[Tensor, "*blocks m m"], shift: float, overwrite: bool = Fals
             f"raise the damping {remedy:.1g} times or more, or scale the gradients down"
         )
     return L
+
+
+def pack(L: Float[Tensor, "*blocks m m"], K: Float[Tensor, "*blocks m m"]) -> Float[Tensor, "*blocks m m"]:
+    """L with the upper triangle of K above it, where solves do not look; the diagonal of K is kept apart."""
+    return L.add_(K.triu(1))
+
+
+def unpack(packed: Float[Tensor, "*blocks m m"], diagonal: Float[Tensor, "*blocks m"]) -> Float[Tensor, "*blocks m m"]:
+    """K again, bit for bit: L Lᵀ − shift · I would have lost it to a large shift."""
+    upper = packed.triu(1)
+    return upper + upper.transpose(-1, -2) + torch.diag_embed(diagonal)
+
+
+def growth(Linv: Float[Tensor, "*blocks m m"], squares: Float[Tensor, "*blocks m"]) -> Float[Tensor, "*blocks"]:
+    """κ = ‖D^½ S⁻¹ D^½‖ with D = diag(squares), from below: power iteration from a fixed start."""
+    M = Linv * squares.sqrt()[..., None, :]
+    v = torch.rand(M.shape[-1], dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(M.device) - 0.5
+    v = v.expand(*M.shape[:-1])[..., None]
+    for _ in range(POWER_STEPS):
+        v = M.transpose(-1, -2) @ (M @ (v / torch.linalg.vector_norm(v, dim=-2, keepdim=True).clamp_min(TINY)))
+    return torch.linalg.vector_norm(v, dim=(-2, -1))
 
 
 def inverse_factor(L: Float[Tensor, "*blocks m m"]) -> Float[Tensor, "*blocks m m"]:

@@ -44,41 +44,39 @@ def truth(built, damping=None):
     return oracle.inverse(oracle.fisher(built.rows, damping or built.op.damping, built.weights, built.blocks))
 
 
-def bound(built):
+def keeps(built, call, truth, measure=oracle.error):
+    """Whether an answer keeps the promise; an error only where float64 itself cannot be expected to."""
     weight = 1 if built.weights is None else max(1.0, float(built.weights.max()) * len(built.rows))
-    return oracle.tolerance(built.rows * weight**0.5, built.op.damping, built.op.dtype)
+    beyond = 1e-14 * oracle.condition(built.rows * weight**0.5, built.op.damping)
+    try:
+        found = measure(call(), truth)
+    except torch.linalg.LinAlgError:
+        return beyond > 1e-4
+    return found < (1e-4 if built.op.dtype == torch.float32 else min(1e-4, max(1e-10, beyond)))
 
 
 @pytest.mark.parametrize(("build", "rows", "damping"), GRID)
 def test_equals_dense(build, rows, damping, tmp_path):
     before = rows.clone()
-    built = build(rows, damping, tmp_path)
+    try:
+        built = build(rows, damping, tmp_path)
+    except torch.linalg.LinAlgError:
+        assert oracle.condition(rows, damping) > 1e10
+        return
     op, (dense, logdet) = built.op, truth(built, damping)
-    d, limit = rows.shape[1], bound(built)
-
-    x = torch.randn(d, 3, dtype=op.dtype)
+    x = torch.randn(rows.shape[1], 3, dtype=op.dtype)
     spanned = rows.to(op.dtype).T @ torch.randn(len(rows), dtype=op.dtype)
-    assert oracle.error(op @ x, dense @ oracle.wide(x)) < limit
-    assert oracle.error(op @ x[:, 0], dense @ oracle.wide(x[:, 0])) < limit
-    if spanned.any():
-        try:
-            assert oracle.error(op @ spanned, dense @ oracle.wide(spanned)) < limit
-        except torch.linalg.LinAlgError:  # nearly all of x cancels: beyond float64
-            assert limit > 0.1
-
-    diagonal = op.diagonal()
-    assert oracle.worst(diagonal, np.diag(dense)) < limit
+    for y in (x, x[:, 0], spanned):
+        assert not y.any() or keeps(built, lambda y=y: op @ y, dense @ oracle.wide(y))
+    i, j = torch.meshgrid(torch.arange(rows.shape[1]), torch.arange(rows.shape[1]), indexing="ij")
+    assert keeps(built, lambda: op[i, j], dense)
+    assert keeps(built, lambda: op.quadratic_form(x), (oracle.wide(x) * (dense @ oracle.wide(x))).sum(0), oracle.worst)
+    assert (op.quadratic_form(x) >= 0).all()
+    assert keeps(built, op.diagonal, np.diag(dense), oracle.worst)
     fisher = np.diag(oracle.fisher(built.rows, damping, built.weights, built.blocks))
-    assert (oracle.wide(diagonal) >= 1 / fisher * (1 - 1e-6)).all()
-    assert (diagonal <= torch.tensor(1 / damping, dtype=op.dtype)).all()
-
-    i, j = torch.meshgrid(torch.arange(d), torch.arange(d), indexing="ij")
-    assert oracle.error(op[i, j], dense) < limit
+    assert (oracle.wide(op.diagonal()) >= 1 / fisher * (1 - 1e-6)).all()
+    assert (op.diagonal() <= torch.tensor(1 / damping, dtype=op.dtype)).all()
     assert abs(float(op.logdet()) - logdet) <= 1e-9 * abs(logdet) + 1e-4
-
-    forms = op.quadratic_form(x)
-    assert oracle.worst(forms, (oracle.wide(x) * (dense @ oracle.wide(x))).sum(0)) < limit
-    assert (forms >= 0).all()
     assert torch.equal(rows, before)
 
 
@@ -146,7 +144,7 @@ def test_keeps_dtype_device_and_arguments(built):
 @pytest.mark.parametrize("damping", [1e-6, 1e-3, 3.0])
 def test_damping_can_be_changed(built, damping):
     if damping < 1e-4 and getattr(built.op, "_blocks", None) and getattr(built.op._blocks[0], "_whitened", False):
-        with pytest.raises(ValueError, match="build the operator anew with overwrite=False"):
+        with pytest.raises(ValueError, match=r"needs more digits .* with overwrite=False"):
             built.op.damping = damping
         damping = 1e-2
     else:
@@ -204,3 +202,11 @@ def test_survives_being_copied(built, copied):
     other.damping = 0.5  # the copy has state of its own
     assert built.op.damping == 1e-2
     assert oracle.error(built.op @ x, truth(built)[0] @ oracle.wide(x)) < 1e-5
+
+
+def test_damping_can_go_far_and_come_back(built):
+    x = torch.randn(40)
+    before = built.op @ x
+    for damping in (1e30, 1e-2):
+        built.op.damping = damping
+    assert oracle.error(built.op @ x, oracle.wide(before)) < 1e-5

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
-from mfac import products, woodbury
+from mfac import products
 from mfac.dual import DualBlocks
 from mfac.gradients.batches import Batch, placed, sample_tensors
 from mfac.gradients.collect import Collection
@@ -165,7 +165,7 @@ class Part:
             F = ranks.sum_(sums).div_(divisor)
             if prior is not None:
                 prior.mix_(F, self)
-            inner = PrimalBlocks(run, woodbury.factor(F, damping, overwrite=True), damping)
+            inner = PrimalBlocks.from_sums(run, F, damping)
         else:
             rows = rows[: self._filled].mul_((self._filled / divisor) ** 0.5)
             inner = DualBlocks(run, Pages(rows.flatten(1), rows.device), damping)
