@@ -217,9 +217,10 @@ class DualBlocks:
                 self._accept(blocks, *self._gram(blocks, pieces, torch.float64))
 
     def _restart(self, damping: float) -> None:
-        self._damping, self._shift, self._diagonal = damping, self._m * damping, None
-        self._dtype = first_dtype(self._precision, self._pages.dtype, self._shift)
-        self._factors = Factors(self.run.count, self._m, self._shift, self._pages.device)
+        self._damping, self._shift = damping, self._m * damping
+        self._diagonal: Tensor | None = None
+        self._dtype: torch.dtype = first_dtype(self._precision, self._pages.dtype, self._shift)
+        self._factors: Factors = Factors(self.run.count, self._m, self._shift, self._pages.device)
 
     def _accept(self, blocks: slice, K: Float[Tensor, "blocks m m"], error: float | Tensor) -> None:
         if not self._factors.accept(blocks, K, error):
