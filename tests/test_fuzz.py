@@ -1,0 +1,201 @@
+"""Public functions other than the static operator, under anything: a right answer, or a clear error and no change."""
+
+import copy
+import tempfile
+import warnings
+from pathlib import Path
+
+import mpmath
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from optimizers import same
+from torch import nn
+
+import mfac
+from mfac.gradient_file import GradientFile
+
+REFUSED = (ValueError, TypeError, RuntimeError, IndexError, MemoryError)
+FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+KINDS = [*FLOATS, torch.int8, mfac.Int8(block=2), mfac.TopK(0.5), mfac.TopK(1.0, dtype=torch.float32)]
+fuzz = settings(deadline=None, max_examples=50, derandomize=True)
+seeds = st.integers(0, 2**20)
+scales = st.integers(-30, 30).map(lambda exponent: 10.0**exponent)
+
+
+@st.composite
+def tensors(draw, *shape, odd=True):
+    """Of a shape, mostly: of any scale and dtype, with repeats, zeros and what is not finite; and oddities."""
+    generator = torch.Generator().manual_seed(draw(seeds))
+    rows = draw(scales) * torch.randn(shape, generator=generator, dtype=torch.float64)
+    change = draw(st.sampled_from(["none"] * 6 + ["repeat", "zeros", "spread"] + ["nan", "inf"] * odd))
+    if change == "repeat":
+        rows[:] = rows.flatten()[: shape[-1]]
+    elif change == "zeros":
+        rows.zero_()
+    elif change == "spread":
+        rows *= 10.0 ** torch.randint(-9, 9, shape, generator=generator)
+    elif change != "none":
+        rows.view(-1)[-1] = float(change)
+    rows = rows.to(draw(st.sampled_from(FLOATS)))
+    form = draw(
+        st.sampled_from(["plain"] * 6 + ["strided", "graph"] + ["long", "sparse", "meta", "short", "list"] * odd)
+    )
+    forms = {
+        "strided": lambda: rows.repeat_interleave(2, -1)[..., ::2],
+        "graph": lambda: rows.requires_grad_(),
+        "long": rows.long,
+        "sparse": rows.to_sparse,
+        "meta": lambda: rows.to("meta"),
+        "short": lambda: rows[..., 1:],
+        "list": rows.tolist,
+    }
+    return forms.get(form, lambda: rows)()
+
+
+def dense_inverse(rows, damping, divisor):
+    """F⁻¹ with 150 digits."""
+    mpmath.mp.dps = 150
+    G = mpmath.matrix(rows.double().tolist())
+    F = G.T * G / divisor
+    for i in range(rows.shape[1]):
+        F[i, i] += mpmath.mpf(damping)
+    return F**-1
+
+
+def close(answer, truth, tolerance=1e-3):
+    """In norm, for what the dtype can hold; beyond it, infinite."""
+    found, limits = answer.double().flatten().tolist(), torch.finfo(answer.dtype)
+    size, tolerance = mpmath.norm(truth), max(tolerance, 4 * limits.eps)
+    if size > limits.max / 2:
+        return True
+    error = mpmath.norm(mpmath.matrix(found) - truth)
+    return error <= tolerance * size + len(found) * limits.smallest_normal
+
+
+@fuzz
+@given(st.data(), st.integers(1, 4), st.integers(1, 5), st.integers(-12, 12), st.sampled_from(KINDS))
+def test_windows(data, m, d, exponent, kind):
+    op = mfac.DynamicInverseFisher(m, d, 10.0**exponent, dtype=data.draw(st.sampled_from(FLOATS[:2])), window=kind)
+    for _ in range(data.draw(st.integers(1, 6))):
+        g, before = data.draw(tensors(d)), copy.deepcopy(op.state_dict())
+        try:
+            step = op.update_and_apply(g)
+        except REFUSED:
+            assert same(copy.deepcopy(op.state_dict()), before)
+            continue
+        n = op.num_seen
+        inverse = dense_inverse(op.rows[:n], op.damping, n)
+        last = op.rows[(op._updates - 1) % m].double().tolist()
+        assert close(step, inverse * mpmath.matrix(last))
+    n = op.num_seen
+    assume(n)
+    x, inverse = data.draw(tensors(d)), dense_inverse(op.rows[:n], op.damping, n)
+    before = copy.deepcopy(op.state_dict())
+    try:
+        product = op @ x  # diagonals and elements are those of a static operator
+    except REFUSED:
+        assert same(copy.deepcopy(op.state_dict())["rows"], before["rows"])
+        return
+    assert close(product, inverse * mpmath.matrix(x.double().tolist())) or not x.isfinite().all()
+
+
+@fuzz
+@given(st.data(), st.integers(1, 4), st.sampled_from(KINDS), st.sampled_from(["raise", "skip"]))
+def test_optimizers(data, m, kind, nonfinite):
+    weight = nn.Parameter(torch.ones(3))
+    options = {"window": kind, "damping": 10.0 ** data.draw(st.integers(-12, 12)), "nonfinite": nonfinite}
+    optimizer = data.draw(st.sampled_from([mfac.MFAC, mfac.MFACPreconditioner]))([weight], num_grads=m, **options)
+    for _ in range(data.draw(st.integers(1, 6))):
+        g = data.draw(tensors(3))
+        try:
+            weight.grad = g.detach().to(weight.dtype)
+        except (AttributeError, RuntimeError):  # torch's own refusal
+            continue
+        before, skipped = copy.deepcopy([optimizer.state_dict(), weight.detach()]), optimizer.skipped
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                optimizer.step()
+        except REFUSED:
+            assert same([optimizer.state_dict(), weight.detach()], before)
+            sparse = weight.grad.layout != torch.strided
+            assert sparse or (nonfinite == "raise" and not stored_finite(weight.grad, kind))
+            continue
+        assert weight.isfinite().all() or optimizer.skipped > skipped or weight.grad.abs().max() > 1e20
+
+
+def stored_finite(g, kind):
+    """Whether a window can hold a gradient and its square."""
+    dense = g.to(kind) if isinstance(kind, torch.dtype) and kind.is_floating_point else g
+    return bool(dense.double().square().sum().isfinite())
+
+
+@fuzz
+@given(tensors(2, 3), st.sampled_from(FLOATS))
+def test_gradient_files(rows, dtype):
+    with tempfile.TemporaryDirectory() as folder:
+        file = GradientFile.create(Path(folder) / "rows", 4, 3, dtype)
+        file.append(torch.ones(3))
+        try:
+            file.append(rows)
+        except REFUSED:
+            assert torch.equal(file.read_rows(0, file.rows), torch.ones(1, 3, dtype=dtype))
+            return
+        assert torch.equal(file.read_rows(1, file.rows), rows.detach().to(dtype))
+        assert torch.equal(file.gather_columns(torch.tensor([2, 0]))[1:], rows.detach().to(dtype)[:, [2, 0]])
+
+
+@fuzz
+@given(st.data())
+def test_masks_and_compact_files(data):
+    mask = data.draw(st.one_of(tensors(2, 3), seeds.map(lambda seed: torch.arange(6).view(2, 3) * seed % 2)))
+    model = nn.Linear(3, 2)
+    before, masks = copy.deepcopy(model.state_dict()), {"weight": mask}
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            mfac.apply_masks(model, masks)
+            mfac.save_masks(masks, f"{folder}/masks")
+            mfac.save_compact(model, f"{folder}/model", masks)
+        except REFUSED:
+            assert same(dict(model.state_dict()), dict(before))
+            assert not list(Path(folder).iterdir())
+            return
+        assert torch.equal(mfac.load_masks(f"{folder}/masks")["weight"], mask.bool())
+        found = mfac.load_compact(f"{folder}/model")
+        assert same(found.state_dict, dict(model.state_dict()))
+        assert torch.equal(found.state_dict["weight"], before["weight"] * mask.bool())
+
+
+@fuzz
+@given(st.data(), st.integers(-1, 4), st.floats(-0.1, 1.1), st.booleans())
+def test_collecting_and_pruning(data, num_grads, sparsity, per_sample):
+    torch.manual_seed(data.draw(seeds))
+    model, x = nn.Linear(3, 2), data.draw(tensors(4, 3))
+    x = x.float() if isinstance(x, torch.Tensor) else x
+    before, was = copy.deepcopy(model.state_dict()), [p.requires_grad for p in model.parameters()]
+
+    def loss_fn(model, batch):
+        return model(batch).square().mean()
+
+    try:
+        rows = mfac.collect_gradients(model, loss_fn, [x], num_grads, per_sample=per_sample, cycle=True)
+    except REFUSED:
+        rows = None
+    assert same(dict(model.state_dict()), dict(before))
+    assert [p.requires_grad for p in model.parameters()] == was
+    assert all(p.grad is None for p in model.parameters())
+    if rows is not None:
+        loss_fn(model, x[:1] if per_sample else x).backward()
+        expected = torch.cat([p.grad.flatten() for p in model.parameters()])
+        assert rows.isfinite().all()
+        torch.testing.assert_close(rows[0], expected, rtol=1e-4, atol=1e-6 * float(expected.abs().max()))
+        model.zero_grad()
+    try:
+        options = {"fisher": "empirical", "damping": 10.0 ** data.draw(st.integers(-12, 3)), "block_size": 3}
+        result = mfac.prune(model, loss_fn, [x], sparsity, num_grads=1, **options)
+    except REFUSED:
+        assert same(dict(model.state_dict()), dict(before))
+        return
+    assert int((~result.masks["weight"]).sum()) == round(6 * sparsity)
+    assert model.weight.isfinite().all()
+    assert not model.weight[~result.masks["weight"]].any()
