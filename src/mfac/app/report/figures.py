@@ -3,9 +3,8 @@
 import io
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -28,7 +27,6 @@ THEME = {
 COLOURS, (INK, SOFT, GRID) = list(THEME)[:8], list(THEME)[8:]
 MARKERS, DASHES = "os^Dv*PXph", ("-", "--", ":", "-.")
 WIDTH, HEIGHT = 6.2, 3.4
-NO_LEVELS: Mapping[str, float] = MappingProxyType({})
 STYLE = {
     "svg.fonttype": "none", "text.parse_math": False, "font.sans-serif": ["DejaVu Sans"], "font.size": 10,
     "axes.edgecolor": SOFT, "axes.labelcolor": INK, "axes.grid": True, "axes.axisbelow": True, "grid.color": GRID,
@@ -77,10 +75,10 @@ def columns(entries: Sequence[Record], *keys: str) -> list[Array]:
 
 
 def curve_plot(
-    ident: str, name: str, x: Quantity, y: Quantity, lines: Sequence[Line], note: str = "", dense: Any = NO_LEVELS
+    ident: str, name: str, x: Quantity, y: Quantity, lines: Sequence[Line], note: str = "", dense: Any = None
 ) -> list[Plot]:
     """Lines, and a level for each dense model; nothing if no line has two points."""
-    lines = [line for line in lines if line.points]
+    lines, dense = [line for line in lines if line.points], dense or {}
     if all(len(line.points) == 1 for line in lines):
         return []
     # High sparsities are spaced by the weights that remain, so that 95 % and 98 % stand apart.

@@ -32,19 +32,14 @@ def write_page(
     `folders` are those of the runs, for the links to their files; None: a single run's is the folder of the page.
     A file that is not such a page is replaced only with `force`.
     """
-    check_replaceable(Path(path), force)
+    if Path(path).exists() and not is_report(Path(path)) and not force:
+        remedy = "move it, choose another file (--out), or overwrite it (mfac report --force)"
+        raise FileExistsError(f"{path} exists and is not a report of mfac; {remedy}")
     here = Path(path).absolute().parent
     relative = None if folders is None else [os.path.relpath(folder, here) for folder in folders]
     text = render_page(runs, title, relative)
     with replacing(path) as draft:
         draft.write_text(text, encoding="utf-8")
-
-
-def check_replaceable(path: Path, force: bool = False) -> None:
-    """FileExistsError if there is a file that is not a page of `write_page`."""
-    if path.exists() and not is_report(path) and not force:
-        remedy = "move it, choose another file (--out), or overwrite it (mfac report --force)"
-        raise FileExistsError(f"{path} exists and is not a report of mfac; {remedy}")
 
 
 def render_page(runs: list[dict[str, Any]], title: str | None = None, folders: Sequence[PathLike] | None = None) -> str:
