@@ -33,7 +33,7 @@ from experiments.datasets.images import load_mnist
 from experiments.ledger import IMAGES, Ledger
 
 COMMAND = "python -m experiments.influence run"
-TESTS, LEFT_OUT, SUBSETS, FLIPPED, CLASSES = 50, 30, 50, 0.1, 10
+TESTS, LEFT_OUT, SUBSETS, FLIPPED, CLASSES = 50, 40, 50, 0.1, 10
 DAMPINGS = [1e-8, 1e-6, 1e-4, 1e-2, 1.0, 1e2]
 LOSS = mfac.criterion_loss(nn.CrossEntropyLoss())
 
