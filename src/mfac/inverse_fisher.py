@@ -215,7 +215,7 @@ def one_thread(method: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(method)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
-        used, me = vars(args[0]), threading.get_ident()
+        used, me = args[0].__dict__, threading.get_ident()
         nested = used.get("_thread") == me
         if used.setdefault("_thread", me) != me:  # atomic, and nothing that a copy or a pickle would have to keep
             way = "let it finish first, or give each thread a copy.deepcopy"

@@ -163,7 +163,7 @@ class SlidingInverse:
         largest = float(self.K.diagonal().max())
         remedy = max(10.0, 10 * self.size * largest * EPS64 / PRODUCT_TOLERANCE / self.shift)
         wider = "" if dtype == "float64" else ", pass precision='auto'"
-        return torch.linalg.LinAlgError(  # type: ignore[attr-defined,no-any-return]
+        return torch.linalg.LinAlgError(  # type: ignore[attr-defined]
             f"{dtype} has too few digits for this answer: the damping adds {self.shift:.3g} to squared gradients of up "
             f"to {largest:.3g}, which (nearly) repeat one another or the vector; raise the damping {remedy:.1g} times "
             f"or more, or scale the gradients down{wider}"
