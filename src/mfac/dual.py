@@ -128,7 +128,7 @@ class DualBlocks:
         length = int(self._sum(self._factors.L.new_tensor(float(self.run.length))))
         return -woodbury.log_det_fisher(self._factors.L, self._shift, self._damping, length).sum()
 
-    def diagnostics(self) -> dict[str, float]:
+    def diagnostics(self) -> dict[str, int | float]:
         """Blocks with K in float64, answers made again in float64, and the error that K makes at most."""
         self._settle(slice(0, self.run.count))
         return self.redone | self._factors.diagnostics()

@@ -93,7 +93,7 @@ class Factors:
         """For which blocks K is not in float64."""
         return self.condition.gram[blocks] > gram_error(self.L.shape[1])
 
-    def diagnostics(self) -> dict[str, float]:
+    def diagnostics(self) -> dict[str, int | float]:
         """How many blocks have K in float64, and the largest relative error that a K makes."""
         rough, worst = self.rough(slice(None)), self.known(slice(None)).grown.max()
         return {"float64_blocks": int((~rough).sum()), "gram_error": float(worst)}

@@ -76,7 +76,7 @@ class PrimalBlocks:
     def logdet(self) -> Float[Tensor, ""]:
         return -woodbury.log_det(self._factors.L).sum()
 
-    def diagnostics(self) -> dict[str, float]:
+    def diagnostics(self) -> dict[str, int | float]:
         """Blocks with K in float64, and the error that K makes at most."""
         return {"products": 0, "entries": 0} | self._factors.diagnostics()
 

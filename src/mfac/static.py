@@ -106,7 +106,7 @@ class StaticInverseFisher(InverseFisher):
         """log det F⁻¹, in float64; over all ranks."""
         return self._over_blocks([blocks.logdet() for blocks in self._blocks], ())
 
-    def diagnostics(self) -> dict[str, float]:
+    def diagnostics(self) -> dict[str, int | float]:
         """What float64 was needed for under `precision`, and why.
 
         `blocks`; of these `float64_blocks`, whose Gram matrix is in float64; `products` and `entries` of the diagonal

@@ -1,0 +1,113 @@
+"""A search for answers that are judged good and are not: rows made to deceive, many more rows than FEW_ROWS."""
+
+import os
+
+import oracle
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mfac
+from mfac.precision import FEW_ROWS
+
+CASES = int(os.environ.get("MFAC_CASES", "60"))  # MFAC_CASES=10000 is the long search
+
+
+def collinear(draw, m, d):
+    return draw(1, d) + 1e-3 * draw(m, d)
+
+
+def huge_row(draw, m, d):
+    return draw(m, d) * torch.where(torch.arange(m) == m // 2, 1e4, 1.0)[:, None]
+
+
+def huge_column(draw, m, d):
+    return draw(m, d).abs() * torch.where(torch.arange(d) == 3, 1e4, 1.0)
+
+
+def duplicated(draw, m, d):
+    return draw(m // 3 + 1, d).repeat(3, 1)[:m]
+
+
+def twelve_decades(draw, m, d):
+    return draw(m, d) * torch.logspace(-8, 4, m, dtype=torch.float64)[:, None]
+
+
+def low_rank(draw, m, d):
+    return draw(m, 3) @ draw(3, d) + 1e-4 * draw(m, d)
+
+
+def mixed(draw, m, d):
+    return draw(m, d)
+
+
+ADVERSARIES = [collinear, huge_row, huge_column, duplicated, twelve_decades, low_rank, mixed]
+
+
+def check(G, damping, block_size):
+    """Every answer keeps 1e-4, or is refused where float64 itself could not be expected to."""
+    if oracle.condition(G, damping) > 1e15:  # where the oracle itself has no four digits
+        return
+    d = G.shape[1]
+    blocks = None if block_size is None else [(i, min(i + block_size, d)) for i in range(0, d, block_size)]
+    dense, _ = oracle.inverse(oracle.fisher(G, damping, blocks=blocks))
+    x = torch.randn(d, 2)
+    spanned = (G.double().T @ torch.randn(len(G), dtype=torch.float64)).float()
+    try:
+        op = mfac.StaticInverseFisher(G, damping, block_size=block_size)
+        assert oracle.worst(op.diagonal(), dense.diagonal()) < 1e-4
+        assert (
+            abs(oracle.wide(op[torch.arange(d), torch.zeros(d, dtype=torch.int64)]) - dense[:, 0]).max()
+            < 1e-4 / damping
+        )
+        for y in (x, x[:, 0], spanned, G[1]):
+            assert oracle.error(op @ y, dense @ oracle.wide(y)) < 1e-4
+            form = (oracle.wide(y) * (dense @ oracle.wide(y))).sum(0)
+            assert oracle.worst(op.quadratic_form(y), form) < 1e-4
+    except torch.linalg.LinAlgError:
+        assert oracle.condition(G, damping) > 1e10
+
+
+@pytest.mark.parametrize("block_size", [None, 50, 90])
+@pytest.mark.parametrize("damping", [1e-7, 1e-4, 1e-1])
+@pytest.mark.parametrize("rows", ADVERSARIES)
+def test_rows_made_to_deceive(rows, damping, block_size):
+    generator = torch.Generator().manual_seed(1)
+    G = rows(lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=generator), 64, 150)
+    assert len(G) > FEW_ROWS
+    check(G.float(), damping, block_size)
+
+
+@settings(max_examples=CASES, deadline=None)
+@given(
+    rows=st.sampled_from(ADVERSARIES),
+    m=st.integers(FEW_ROWS + 1, 60),
+    more=st.integers(1, 60),
+    scale=st.floats(-4, 4),
+    damping=st.floats(-8, 1),
+    block_size=st.sampled_from([None, 40, 70]),
+    seed=st.integers(0, 10**6),
+)
+def test_no_answer_is_silently_wrong(rows, m, more, scale, damping, block_size, seed):
+    generator = torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)
+    G = rows(lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=generator), m, m + more)
+    check((10**scale * G).float(), 10**damping, block_size)
+
+
+def test_ordinary_rows_stay_in_float32_and_diagnostics_say_so():
+    G = torch.randn(64, 5000, generator=torch.Generator().manual_seed(0))
+    op = mfac.StaticInverseFisher(G, 1e-6)
+    op.diagonal()
+    found = op.diagnostics()
+    assert (found["blocks"], found["float64_blocks"], found["entries"], found["products"]) == (1, 0, 0, 0)
+    assert 0 < found["gram_error"] < 5e-5
+    op @ G[0]  # in the span: nearly all of it cancels
+    assert op.diagnostics()["products"] + op.diagnostics()["float64_blocks"] >= 1
+
+
+def test_repeated_large_gradients_are_refused_and_not_silently_wrong():
+    for block_size in (None, 4):
+        with pytest.raises(torch.linalg.LinAlgError, match=r"raise the damping"):
+            mfac.StaticInverseFisher(1e5 * torch.ones(8, 20), 1e-5, block_size=block_size) @ torch.randn(20)
