@@ -111,3 +111,41 @@ def test_repeated_large_gradients_are_refused_and_not_silently_wrong():
     for block_size in (None, 4):
         with pytest.raises(torch.linalg.LinAlgError, match=r"raise the damping"):
             mfac.StaticInverseFisher(1e5 * torch.ones(8, 20), 1e-5, block_size=block_size) @ torch.randn(20)
+
+
+SCALES = [0.0, 1e-30, 1e-12, 1e-3, 1.0, 1e3, 1e12, 1e30, float("nan")]
+
+
+@settings(max_examples=CASES, deadline=None)
+@given(
+    m=st.integers(0, 6),
+    d=st.integers(0, 9),
+    scale=st.sampled_from(SCALES),
+    of_x=st.sampled_from(SCALES[:-1]),
+    damping=st.sampled_from([1e-30, 1e-8, 1e-3, 1.0, 1e8, 1e30]),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+    kind=st.sampled_from(["plain", "duplicates", "transposed", "strided", "requires_grad"]),
+    block_size=st.sampled_from([None, 1, 4]),
+    seed=st.integers(0, 10**6),
+)
+def test_any_input_is_answered_right_or_refused(m, d, scale, of_x, damping, dtype, kind, block_size, seed):
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(m, 2 * d, dtype=torch.float64, generator=generator)
+    rows = (rows[:1].expand(m, -1) if kind == "duplicates" else rows).mul(scale).to(dtype)
+    G = {"transposed": rows[:, :d].T.contiguous().T, "strided": rows[:, ::2]}.get(kind, rows[:, :d])
+    G = G.clone().requires_grad_() if kind == "requires_grad" else G
+    before = G.detach().clone()
+    try:
+        op = mfac.StaticInverseFisher(G, damping, block_size=block_size)
+        x = (of_x * torch.randn(d, dtype=torch.float64, generator=generator)).to(op.dtype)
+        found = [(op @ x).double(), op.diagonal().double()]
+    except (ValueError, torch.linalg.LinAlgError):
+        found = []
+    if found and oracle.condition(before, damping) < 1e14:
+        blocks = None if block_size is None else [(i, min(i + block_size, d)) for i in range(0, d, block_size)]
+        dense, _ = oracle.inverse(oracle.fisher(before, damping, blocks=blocks))
+        largest = torch.finfo(op.dtype).max
+        for answer, exact in zip(found, (dense @ oracle.wide(x), dense.diagonal()), strict=True):
+            if 1e-30 < abs(exact).max() < largest:
+                assert oracle.error(answer, exact) < 1e-4
+    assert torch.equal(G.detach().nan_to_num(), before.nan_to_num())
