@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-TOLERANCE = 1e-4  # of conjugate gradients: the residual beside the right-hand side
+TOLERANCE = 1e-3  # of conjugate gradients: the residual beside the right-hand side
 POWER_STEPS = 10  # κ is then too small by a third at most, for a start that is not orthogonal to what it looks for
 TINY = sys.float_info.min
 

@@ -69,7 +69,7 @@ def prune(
         damping: λ; "auto": a fraction of the mean diagonal of F in each tensor.
         recomputations: steps; each keeps the same fraction of the remaining weights.
         update: how the others move: "joint" (exact removal of the whole set), "obs" (the sum of single-weight updates),
-            "none"; "auto": joint, and none in `GradualPruner`.
+            "none"; "auto": joint, by output with the Kronecker prior; none in `GradualPruner`.
         prior: "kron" mixes the Kronecker factors of linear and convolution layers into F, which also join the outputs
             of a layer, by output; None.
         scope: "global": all weights compete; "layer": each tensor has the same sparsity.

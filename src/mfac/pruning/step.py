@@ -341,9 +341,9 @@ class RowMethod:
         def collection(names: Sequence[str], count: int) -> Collection:
             return self._collection(step, ParameterLayout(model, names), count)
 
-        damping = None if isinstance(o.damping, str) else o.damping
+        damping, prior = None if isinstance(o.damping, str) else o.damping, o.prior == "kron" or o.update == "auto"
         return RowFisher(model, step.weights.layers, step.layout, batches, self._row(), o.fisher == "empirical",
-                         collection, damping, memory, self._seed(step), self.ranks, o.prior == "kron")  # fmt: skip
+                         collection, damping, memory, self._seed(step), self.ranks, prior)  # fmt: skip
 
     def curvature(self, step: Step, measured: RowFisher) -> Curvature:
         blocks = list(measured.blocks()) if len(measured.groups) == 1 else []
