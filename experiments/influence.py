@@ -34,6 +34,7 @@ from experiments.ledger import IMAGES, Ledger
 
 COMMAND = "python -m experiments.influence run"
 TESTS, LEFT_OUT, SUBSETS, FLIPPED, CLASSES = 50, 40, 50, 0.1, 10
+FIGURES = ("leave-one-out", "LDS", "AUC", "seconds")
 DAMPINGS = [1e-8, 1e-6, 1e-4, 1e-2, 1.0, 1e2]
 LOSS = mfac.criterion_loss(nn.CrossEntropyLoss())
 
@@ -289,13 +290,14 @@ def run(only: str) -> None:
 
 
 def table() -> None:
+    """Of each task: leave-one-out, LDS, AUC and seconds; a dash where nothing was measured."""
     cells = Ledger("influence", COMMAND).cells
     print(f"| | {' | '.join(TASKS)} | finite, of {len(DAMPINGS)} dampings |\n| --- |{' --- |' * (len(TASKS) + 1)}")
     for method in METHODS:
-        found = [cells[f"{task}: {method}"] for task in TASKS]
-        columns = [f"{c['leave-one-out']:.2f}, {c['LDS']:.2f}, {c['AUC']:.2f}, {c['seconds']:.1f} s" for c in found]
+        found = [cells.get(f"{task}: {method}") for task in TASKS]
+        columns = ["–" if c is None else ", ".join(f"{c[name]:.2f}" for name in FIGURES) for c in found]
         whole = cells.get(f"finite: {method}")
-        print(f"| {method} | {' | '.join(columns)} | {'' if whole is None else sum(whole)} |")
+        print(f"| {method} | {' | '.join(columns)} | {'–' if whole is None else sum(whole)} |")
 
 
 def picture() -> None:
