@@ -80,7 +80,7 @@ def contenders(num_grads: int, damping: float, decay: float) -> dict[str, dict[s
     shampoo = partial(rival("ScalableShampoo"), preconditioning_compute_steps=10, decoupled_weight_decay=True)
     return {
         "FullMatrixAdam, orthogonalized": decayed(mfac.FullMatrixAdam, (1e-2, 2e-2, 4e-2), orthogonalize=True),
-        "Muon": {f"lr {lr:g}": partial(muon, lr=lr) for lr in (5e-3, 1e-2, 2e-2)},
+        "Muon": {f"lr {lr:g}": partial(muon, lr=lr) for lr in (1e-2, 2e-2, 4e-2)},
         "FullMatrixAdam": decayed(mfac.FullMatrixAdam, (3e-3, 6e-3, 1.2e-2)),
         "SOAP": decayed(rival("SOAP"), (1e-3, 3e-3, 1e-2)),
         "AdamW": decayed(torch.optim.AdamW, (1e-3, 3e-3, 1e-2)),
@@ -146,7 +146,7 @@ def compare(name: str, only: str = "", seeds: int | None = None) -> None:
             search = partial(train, replace(task.search, test_every=task.search_steps), make, task.search_steps, 0)
             ledger.cell(f"search, {label}, {setting}", lambda run=search: thinned(run(), task.search_steps // 10))
         best = min(settings, key=lambda setting: score(ledger.cells[f"search, {label}, {setting}"]))
-        count = seeds or (task.seeds if label in LEADING or name == "digits" else 1)
+        count = (task.seeds if label in LEADING or name == "digits" else 1) if seeds is None else seeds
         for seed in range(1, count + 1):
             key = f"run, {label}, {best}, seed {seed}"
             run = ledger.cell(
@@ -245,7 +245,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=[*TASKS, "windows", "plot"])
     parser.add_argument("--only", default="", help="one optimizer, by its name here")
-    parser.add_argument("--seeds", type=int, help="runs of each")
+    parser.add_argument("--seeds", type=int, help="runs of each; 0 for the search alone")
     given = parser.parse_args()
     {"windows": windows, "plot": plot}.get(given.what, lambda: compare(given.what, given.only, given.seeds))()
 
