@@ -112,9 +112,9 @@ def _resnet50() -> Subject:
                    ours=(("memory", "4GB"),))  # fmt: skip
 
 
-OURS, WITH_PRIOR = "mfac.prune", 'mfac.prune, prior="kron"'
-IMAGE_METHODS = (OURS, WITH_PRIOR, "K-FAC", "magnitude", "M-FAC (paper)", "L-OBS", "WoodFisher", "Wanda")
-LANGUAGE_METHODS = (OURS, WITH_PRIOR, "K-FAC", "SparseGPT", "Wanda", "magnitude", "L-OBS", "M-FAC (paper)")
+OURS, WITHOUT_PRIOR = "mfac.prune", 'mfac.prune, update="joint"'
+IMAGE_METHODS = (OURS, WITHOUT_PRIOR, "K-FAC", "magnitude", "M-FAC (paper)", "L-OBS", "WoodFisher", "Wanda")
+LANGUAGE_METHODS = (OURS, WITHOUT_PRIOR, "K-FAC", "SparseGPT", "Wanda", "magnitude", "L-OBS", "M-FAC (paper)")
 SUBJECTS: dict[str, Callable[[], Subject]] = {
     "resnet20": lambda: _cifar(mfac_resnet20, HALVES),
     "akamaster": lambda: _cifar(akamaster_resnet20, IMAGENET),
@@ -127,7 +127,7 @@ PAPER = {"fisher": "empirical", "num_grads": BATCHES, "block_size": 128}
 # {name: the settings to choose from}
 METHODS: dict[str, list[dict[str, Any]]] = {
     OURS: [{}],
-    WITH_PRIOR: [{"prior": "kron"}],
+    WITHOUT_PRIOR: [{"update": "joint"}],
     "magnitude": [{"method": "magnitude", **scope} for scope in SCOPES],
     "Wanda": [{"method": name, "scope": "layer"} for name in ("wanda", "wanda by row")],
     "L-OBS": [{"method": "lobs", "scope": "layer", "damping": damping} for damping in (1e-4, 1e-3, 1e-2)],
@@ -148,7 +148,7 @@ def pruned(
     if name == "SparseGPT":
         return sparse_gpt(model, subject.loss_fn, batches, sparsity, **pattern, **settings)
     shared = {"recomputations": recomputations, "seed": seed, "progress": False, "recalibrate": False, **pattern}
-    if name in (OURS, WITH_PRIOR):
+    if name in (OURS, WITHOUT_PRIOR):
         settings = dict(subject.ours) | settings
         return mfac.prune(model, subject.loss_fn, batches, sparsity, masks=masks, **shared, **settings).masks
     if settings["method"] != "magnitude":
