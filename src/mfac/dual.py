@@ -26,6 +26,8 @@ class DualBlocks:
     that share the only block each has some columns of G: `reduce` sums G Gᵀ and G x over them.
     """
 
+    _diagonal: Tensor | None
+
     def __init__(
         self, run: BlockRun, pages: Pages, damping: float, precision: Precision = "auto",
         weights: Float[Tensor, " m"] | None = None, gram: Float[Tensor, "blocks m m"] | None = None,
@@ -218,7 +220,7 @@ class DualBlocks:
 
     def _restart(self, damping: float) -> None:
         self._damping, self._shift = damping, self._m * damping
-        self._diagonal: Tensor | None = None
+        self._diagonal = None
         self._dtype: torch.dtype = first_dtype(self._precision, self._pages.dtype, self._shift)
         self._factors: Factors = Factors(self.run.count, self._m, self._shift, self._pages.device)
 
