@@ -26,8 +26,6 @@ class DualBlocks:
     that share the only block each has some columns of G: `reduce` sums G Gᵀ and G x over them.
     """
 
-    _diagonal: Tensor | None
-
     def __init__(
         self, run: BlockRun, pages: Pages, damping: float, precision: Precision = "auto",
         weights: Float[Tensor, " m"] | None = None, gram: Float[Tensor, "blocks m m"] | None = None,
@@ -37,8 +35,8 @@ class DualBlocks:
         self.redone = {"products": 0, "entries": 0}  # what was made again in float64
         self._pages, self._m, self._reduce = pages, pages.shape[0], reduce
         self._precision: Precision = precision
-        # Rows scaled by it all have the weight 1/m.
-        self._scale = None if weights is None else (self._m * weights).sqrt()[:, None]
+        self._scale = None if weights is None else (self._m * weights).sqrt()[:, None]  # scaled rows weigh 1/m each
+        self._diagonal: Tensor | None = None
         self._whitened = False
         if gram is None:
             self._build(damping)

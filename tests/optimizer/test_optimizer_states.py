@@ -205,7 +205,9 @@ def flipped(model):
 
 
 @pytest.mark.parametrize(
-    ("build", "kind"), [(lambda model: mfac(model.named_parameters()), "no"), (flipped, "another")], ids=str
+    ("build", "kind"),
+    [(lambda model: mfac(model.named_parameters()), "no"), (flipped, "another")],
+    ids=["none", "another"],
 )
 def test_a_state_with_no_mask_or_another_one_is_refused(build, kind):
     words = f"saved with {kind} mask of 0.weight; build the optimizer with the same masks"
