@@ -1,5 +1,7 @@
 """The static operator: what it touches, how often it reads, and what it refuses."""
 
+from contextlib import contextmanager
+
 import oracle
 import pytest
 import torch
@@ -232,7 +234,16 @@ def test_blocks_cover_every_column_once_and_never_straddle(sizes, block_size, co
         assert covered == list(range(run.start, run.stop))
 
 
-@settings(max_examples=80, deadline=None)
+@contextmanager
+def beyond_float64(G, damping):
+    """Lets an answer be refused, but only where F's condition number is too large for float64 to answer."""
+    try:
+        yield
+    except torch.linalg.LinAlgError:
+        assert float(G.double().square().sum()) / len(G) / damping > 1e9
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(
     m=st.integers(1, 20),
     d=st.integers(1, 25),
@@ -255,12 +266,13 @@ def test_exact_whatever_the_gradients_are(m, d, norm, damping, rank, noise, bloc
     dense, _ = oracle.inverse(oracle.fisher(G, damping, blocks=blocks))
     limit = oracle.tolerance(G, damping, op.dtype)
     for x in (draw(d).to(op.dtype), (G.double().T @ draw(m)).to(op.dtype)):
-        if x.any():
-            assert oracle.error(op @ x, dense @ oracle.wide(x)) < limit
-    assert oracle.worst(op.diagonal(), dense.diagonal()) < limit
+        with beyond_float64(G, damping):
+            assert not x.any() or oracle.error(op @ x, dense @ oracle.wide(x)) < limit
+    with beyond_float64(G, damping):
+        assert oracle.worst(op.diagonal(), dense.diagonal()) < limit
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     m=st.integers(1, 8),
     d=st.integers(1, 12),
