@@ -46,7 +46,7 @@ dist: $(READY)  ## build sdist and wheel, check them, and run the README's code 
 
 wheel-%:  # in an empty environment, which is removed if all went well
 	rm -rf build/wheel-$* && $(PYTHON) -m venv build/wheel-$*
-	build/wheel-$*/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	build/wheel-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt \
 		"$$(ls dist/*.whl)$(if $(filter alone,$*),,[$*])"
 	cd build/wheel-$* && bin/python ../../tests/support/installed.py $*
 	rm -rf build/wheel-$*
