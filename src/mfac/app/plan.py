@@ -1,9 +1,9 @@
-"""`mfac plan`: the memory and time of a run, estimated before anything large is allocated."""
+"""`mfac plan`: the memory of a run and the number and time of its gradients, before anything large is allocated."""
 
 import inspect
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -14,8 +14,8 @@ from torch import nn
 from mfac.app.runs.training import CLASSES
 from mfac.app.tasks import Task
 from mfac.gradients import collect_gradients
-from mfac.gradients.batches import move, num_samples, passes
-from mfac.gradients.model_state import evaluation, seeded
+from mfac.gradients.batches import num_samples, passes
+from mfac.gradients.model_state import seeded
 from mfac.inverse_fisher import Ranks
 from mfac.layout import ParameterLayout
 from mfac.memory import available_memory, gib, parse_bytes
@@ -23,20 +23,15 @@ from mfac.pages import DISK_PIECE, WIDE_PIECE, block_runs
 from mfac.parameter_window import row_dtype
 from mfac.pruning.batch_stream import BatchStream
 from mfac.pruning.options import PruningOptions
-from mfac.pruning.prune import prune
 from mfac.pruning.row_fisher import COPIES
-from mfac.pruning.schedules import geometric_schedule
 from mfac.pruning.step import NUM_GRADS, ROWS_PER_BLOCK_SIZE, RowMethod, Step
 from mfac.pruning.weights import MaskedWeights, Names, choose_targets
 from mfac.windows.storage import Window, as_kind
 from mfac.windows.topk import TopK
 
-DEFAULTS, PAPER_DAMPING = PruningOptions(), 1e-5
+DEFAULTS = PruningOptions()
 SUMMED_AT_ONCE, VECTORS = 32, 6  # rows that wait to be added to blocks; float64 vectors of a pruning step
 SMALLER: tuple[Window, ...] = (torch.bfloat16, torch.int8, TopK())
-SAMPLE_BLOCK, FACTORS = 192, 4  # the size of a sampled block, and such products and factors of a block in a step
-MOST_ROWS, SAMPLE = 512, 1 << 22  # gradients, and numbers of G, in a sample of pruning
-WINDOW_ROWS, WINDOW_SAMPLE = 128, 1 << 24  # and of the optimizer: 64 MiB, larger than any cache
 
 
 @dataclass(frozen=True)
@@ -44,7 +39,7 @@ class Plan:
     """Estimates for a run of a kind ("prune" or "train") with some settings.
 
     `memory` is {item: bytes} besides the model; `available` is None if unknown; `on_disk` describes rows in a file;
-    `seconds` has "gradients", "algebra" and, for pruning, "losses"; `remedies` are settings that fit.
+    `gradients` is how many the run makes, `gradient_seconds` the time of each; `remedies` are settings that fit.
     """
 
     kind: str
@@ -54,7 +49,7 @@ class Plan:
     memory: dict[str, int]
     available: int | None
     on_disk: dict[str, int]
-    seconds: dict[str, float]
+    gradients: int
     gradient_seconds: float
     remedies: list[str]
 
@@ -64,8 +59,7 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         memory = {**self.memory, "total": sum(self.memory.values())}
-        seconds = {**self.seconds, "total": sum(self.seconds.values())}
-        return {**vars(self), "memory": memory, "seconds": seconds, "fits": self.fits}
+        return {**vars(self), "memory": memory, "seconds": self.gradients * self.gradient_seconds, "fits": self.fits}
 
     def text(self) -> str:
         found = self.as_dict()
@@ -74,13 +68,13 @@ class Plan:
         memory["available"] = "unknown" if self.available is None else gib(self.available)
         if self.on_disk:
             memory["G on disk, in pages"] = f"{gib(self.on_disk['bytes'])}, {self.on_disk['pages']:,}"
-        time_title = f"time, from {self.gradient_seconds * 1e3:.3g} ms per gradient and short samples of the algebra"
         ways = "; ".join(self.remedies) or "only a larger machine, for any number of gradients and block size"
+        work = {"number": f"{self.gradients:,}", "time, without the algebra": duration(found["seconds"])}
         sections: dict[str, dict[str, str]] = {
             f"{'Pruning' if self.kind == 'prune' else 'Training'} {self.name}: {settings}": {},
             "weights": {name: f"{count:,}" for name, count in self.weights.items()},
             "memory, besides the model": memory,
-            time_title: {name: duration(value) for name, value in found["seconds"].items()},
+            f"gradients, of {self.gradient_seconds * 1e3:.3g} ms each": work,
             "It fits." if self.fits else f"It does not fit. What would: {ways}.": {},
         }
         lines = {title: [f"  {key:<42}{value:>14}" for key, value in rows.items()] for title, rows in sections.items()}
@@ -101,7 +95,7 @@ def plan_pruning(
     on_disk: Annotated[bool, "keep the gradients on disk (--rows-dir)"] = False,
     memory: int | str | None = None,
 ) -> Plan:
-    """The memory and time of `mfac.prune` with these options."""
+    """The memory and the gradients of `mfac.prune` with these options."""
     PruningOptions(num_grads=num_grads, block_size=block_size, recomputations=recomputations)
     if not 0 < sparsity < 1:
         raise ValueError(f"sparsity must be between 0 and 1, not {sparsity!r}")
@@ -111,41 +105,27 @@ def plan_pruning(
     }  # fmt: skip
     model = task.model().to(device)
     layout = ParameterLayout(model, list(choose_targets(model, targets, ignore)))
-    row, loss, norm = _time_gradients(task, model, layout, per_sample)
-    kept = [1.0, *(1 - s for s in geometric_schedule(0.0, sparsity, recomputations)[:-1])]
-    found = _by_output if isinstance(block_size, str) else _by_blocks
-    passes, algebra, needed, disk, others = found(task, model, layout, settings, kept, norm, parse_bytes(memory))
-    seconds = {
-        "gradients": recomputations * settings["num_grads"] * passes * row,
-        "algebra": algebra,
-        "losses": (recomputations + 1) * DEFAULTS.loss_batches * loss,
-    }
-    weights, available = {**_weights(model), "prunable": layout.dim}, available_memory(layout.device)
-    return Plan("prune", task.name, settings, weights, needed, available, disk, seconds, row, others)
-
-
-Parts = tuple[int, float, dict[str, int], dict[str, int], list[str]]  # passes, algebra, memory, disk, remedies
-
-
-def _by_blocks(
-    task: Task, model: nn.Module, layout: ParameterLayout, settings: Any, kept: list[float], norm: float, _: int | None
-) -> Parts:
-    m, B, on_disk = settings["num_grads"] or NUM_GRADS, settings["block_size"], settings["on_disk"]
-    settings["num_grads"] = m
-    constant, slope = _recomputation_seconds(layout, m, B, on_disk, norm)
-    disk = {"bytes": m * layout.dim * layout.dtype.itemsize, "pages": -(-layout.dim // max(1, DISK_PIECE // m))}
-    needed = partial(pruning_memory, layout.sizes, layout.dtype)
-    ways = {"": (B, on_disk)}
-    ways |= {} if on_disk else {f"rows on disk (--rows-dir, {gib(disk['bytes'])})": (B, True)}
-    ways |= {f"block_size={size}": (size, on_disk) for size in (128, 32) if (B or layout.dim) > size}
-    others = remedies(needed, available_memory(layout.device), m, ways)
-    return 1, sum(constant + slope * part * layout.dim for part in kept), needed(m, B, on_disk), disk, others
+    available, weights = available_memory(layout.device), {**_weights(model), "prunable": layout.dim}
+    disk, others = dict[str, int](), list[str]()
+    if isinstance(block_size, str):
+        needed = _by_output(task, model, layout, settings, parse_bytes(memory))
+    else:
+        m = settings["num_grads"] = num_grads or NUM_GRADS
+        disk = {"bytes": m * layout.dim * layout.dtype.itemsize, "pages": -(-layout.dim // max(1, DISK_PIECE // m))}
+        needed = pruning_memory(layout.sizes, layout.dtype, m, block_size, on_disk)
+        ways: dict[str, tuple[Any, ...]] = {"": (block_size, on_disk)}
+        ways |= {} if on_disk else {f"rows on disk (--rows-dir, {gib(disk['bytes'])})": (block_size, True)}
+        ways |= {f"block_size={size}": (size, on_disk) for size in (128, 32) if (block_size or layout.dim) > size}
+        others = remedies(partial(pruning_memory, layout.sizes, layout.dtype), available, m, ways)
+    count = recomputations * settings["num_grads"] * settings.get("passes", 1)
+    seconds = _gradient_seconds(task, model, layout, per_sample)
+    return Plan("prune", task.name, settings, weights, needed, available, disk, count, seconds, others)
 
 
 def _by_output(
-    task: Task, model: nn.Module, layout: ParameterLayout, settings: Any, kept: list[float], _: float, room: int | None
-) -> Parts:
-    """Outputs are measured in groups whose matrices fit, so that everything does."""
+    task: Task, model: nn.Module, layout: ParameterLayout, settings: dict[str, Any], room: int | None
+) -> dict[str, int]:
+    """{item: bytes}; outputs are measured in groups whose matrices fit, with more `passes` over the batches."""
     weights = MaskedWeights(model, dict(zip(layout.names, layout.tensors, strict=True)))
     options = PruningOptions(num_grads=settings["num_grads"], fisher="empirical")
     start = Step(0, weights, weights.layout(), BatchStream(task.train_batches()))
@@ -153,13 +133,8 @@ def _by_output(
     shapes = [weight.by_output(weight.tensor).shape for weight in weights.layers.values()]
     sums = sum(8 * COPIES * outputs * inputs**2 for outputs, inputs in shapes)
     room = room or max(1, (available_memory(layout.device) or 2 * sums) // 2)
-    passes = settings["passes"] = 1 if sums <= room else 2 * -(-sums // room)  # for scores, and again for the removal
-    began, sample = time.perf_counter(), torch.eye(SAMPLE_BLOCK, dtype=torch.float64).expand(4, -1, -1)
-    torch.linalg.cholesky(sample @ sample)
-    each = (time.perf_counter() - began) / len(sample) / SAMPLE_BLOCK**3  # the same products and factors as a block
-    cubes = sum(outputs * (part * inputs) ** 3 for outputs, inputs in shapes for part in kept)
-    memory = {"sums and factors of the blocks": min(sums, room), "vectors": VECTORS * 8 * layout.dim}
-    return passes, FACTORS * each * cubes, memory, {}, []
+    settings["passes"] = 1 if sums <= room else 2 * -(-sums // room)  # for scores, and again for the removal
+    return {"sums and factors of the blocks": min(sums, room), "vectors": VECTORS * 8 * layout.dim}
 
 
 @seeded(0)
@@ -172,7 +147,7 @@ def plan_training(
     momentum: Annotated[float, "momentum of mfac"] = 0.0,
     steps: Annotated[int, "steps of the optimizer"] = 1000,
 ) -> Plan:
-    """The memory and time of training with an optimizer that has a window."""
+    """The memory and the gradients of training with an optimizer that has a window."""
     kind, model = CLASSES[optimizer][0], task.model().to(device)
     m = num_grads or inspect.signature(kind).parameters["num_grads"].default
     layout = ParameterLayout(model, [name for name, tensor in model.named_parameters() if tensor.requires_grad])
@@ -185,13 +160,11 @@ def plan_training(
         rest = kind.memory_needed(model.parameters(), num_grads, window=window, **more) - rows
         return {"window G": rows, "m x m matrices, state": rest, "gradient, row and step": 3 * vector}
 
-    row, _, _ = _time_gradients(task, model, layout, per_sample=False)
-    seconds = {"gradients": steps * row, "algebra": steps * _step_seconds(kind, layout, m, window)}
     memory, available = needed(m, window), available_memory(layout.device)
     smaller = [kind for kind in SMALLER if needed(m, kind)["window G"] < memory["window G"]]
     ways = {"": (window,)} | {f"window={as_kind(kind).name}": (kind,) for kind in smaller}
-    others = remedies(needed, available, m, ways)
-    return Plan("train", task.name, settings | more, _weights(model), memory, available, {}, seconds, row, others)
+    others, seconds = remedies(needed, available, m, ways), _gradient_seconds(task, model, layout)
+    return Plan("train", task.name, settings | more, _weights(model), memory, available, {}, steps, seconds, others)
 
 
 def pruning_memory(
@@ -202,7 +175,7 @@ def pruning_memory(
     runs = block_runs(dim, block_size, None if block_size is None else sizes)
     squares = 8 * sum(run.count * min(run.length, m) ** 2 for run in runs)
     found: dict[str, int] = {}
-    if _sums_up(m, block_size, on_disk):
+    if not on_disk and block_size is not None and m > ROWS_PER_BLOCK_SIZE * block_size:  # rows would take more memory
         found["rows to be summed"] = SUMMED_AT_ONCE * dim * dtype.itemsize
         found["sums of the blocks, two copies"] = 3 * squares
     elif on_disk:  # one page is read while another is worked on
@@ -230,79 +203,22 @@ def remedies(needed: Any, available: int | None, num_grads: int, ways: dict[str,
     return found
 
 
-def _sums_up(num_grads: int, block_size: int | None, on_disk: bool) -> bool:
-    """Whether `mfac.prune` sums gradients into blocks as they come, since rows would take more memory."""
-    return not on_disk and block_size is not None and num_grads > ROWS_PER_BLOCK_SIZE * block_size
-
-
 def _weights(model: nn.Module) -> dict[str, int]:
     sizes = [(tensor.numel(), tensor.requires_grad) for tensor in model.parameters()]
     return {"all": sum(size for size, _ in sizes), "trained": sum(size for size, trained in sizes if trained)}
 
 
-def _time_gradients(task: Task, model: nn.Module, layout: ParameterLayout, per_sample: bool) -> list[float]:
-    """Seconds per row and per loss of a batch, and the mean norm of rows."""
-    stream = passes(task.train_batches(), cycle=True)
+def _gradient_seconds(task: Task, model: nn.Module, layout: ParameterLayout, per_sample: bool = False) -> float:
+    """Seconds per row, from a few real ones."""
+    stream, best = passes(task.train_batches(), cycle=True), float("inf")
     batch = next(stream)
-    with evaluation(model), torch.no_grad():
-        moved, start = move(batch, layout.device), time.perf_counter()
-        float(task.scalar_loss(model, moved))
-        loss = time.perf_counter() - start
-    count, row = min(num_samples(batch, 0), 64) if per_sample else 3, float("inf")
+    count = min(num_samples(batch, 0), 64) if per_sample else 3
     for _ in range(3):  # the first is slower
         start, taken = time.perf_counter(), [batch] if per_sample else stream
         options: dict[str, Any] = {"params": list(layout.names), "per_sample": per_sample, "progress": False}
-        G: Any = collect_gradients(model, task.loss, taken, count, **options)
-        row = min(row, (time.perf_counter() - start) / count)
-    return [row, loss, float(torch.linalg.vector_norm(G, dim=1, dtype=torch.float64).mean())]
-
-
-def _fitted(sample: Callable[[int], float], low: int, high: int) -> tuple[float, float]:
-    """(constant, slope) of the seconds by the number of columns."""
-    fast, slow = sample(low), sample(high)
-    slope = max(0.0, (slow - fast) / max(1, high - low)) or slow / high
-    return max(0.0, slow - slope * high), slope
-
-
-def _recomputation_seconds(
-    layout: ParameterLayout, num_grads: int, block_size: int | None, on_disk: bool, norm: float
-) -> tuple[float, float]:
-    """(constant, per remaining weight) of a recomputation without its gradients, from `mfac.prune` on small tensors."""
-    m, B = min(num_grads, MOST_ROWS), block_size
-    most = min(layout.dim, max(B or 64, SAMPLE // m))
-    most -= most % B if B and most > B else 0
-
-    def sample(width: int) -> float:
-        scale = norm / (width if B is None else layout.dim) ** 0.5  # rows as long as the real ones decide the precision
-        rows = (scale * torch.randn(m, 1, width)).to(layout.device, layout.dtype)
-        model = nn.Linear(width, 1, bias=False, device=layout.device, dtype=layout.dtype)
-        shared: dict[str, Any] = {"recomputations": 1, "loss_batches": 1, "progress": False, "damping": PAPER_DAMPING}
-        found = prune(model, lambda model, row: model(row).sum(), rows, 0.1, num_grads=m, block_size=B, **shared)
-        record = found.history[0]
-        return record.seconds - (0.0 if _sums_up(num_grads, B, on_disk) else record.gradient_seconds)
-
-    constant, slope = _fitted(sample, min(B or 64, most), most)
-    more = num_grads / m  # blocks: one product of m x B numbers each; the full matrix: m x m per column, and a factor
-    return (constant * more, slope * more) if B is not None else (constant * more**3, slope * more**2)
-
-
-def _step_seconds(kind: Any, layout: ParameterLayout, num_grads: int, window: Window) -> float:
-    """The optimizer's part of a step with a full window: two passes over it, and m x m algebra."""
-    m = min(num_grads, WINDOW_ROWS)
-
-    def sample(width: int) -> float:
-        weight, times = nn.Parameter(torch.zeros(width, device=layout.device, dtype=row_dtype(layout))), []
-        optimizer = kind([weight], 0.0, m, damping=1.0, window=window)
-        for _ in range(m + 3):
-            weight.grad = torch.randn_like(weight)
-            start = time.perf_counter()
-            optimizer.step()
-            times.append(time.perf_counter() - start)
-        return min(times[m:])
-
-    most = min(layout.dim, WINDOW_SAMPLE // m)
-    constant, slope = _fitted(sample, min(64, most), most)
-    return constant * (num_grads / m) ** 2 + slope * layout.dim * num_grads / m
+        collect_gradients(model, task.loss, taken, count, **options)
+        best = min(best, (time.perf_counter() - start) / count)
+    return best
 
 
 def duration(seconds: float) -> str:

@@ -187,10 +187,10 @@ def plan(
     as_json: AsJson = False,
     **given: Any,
 ) -> Any:
-    """Estimate the memory and time of a run, before anything large is allocated.
+    """Estimate the memory of a run and the time of its gradients, before anything large is allocated.
 
-    Times come from a few real gradients and short samples of the algebra on this machine. If the settings do not fit in
-    memory, the output names some that do.
+    The time comes from a few real gradients on this machine. If the settings do not fit in memory, the output names
+    some that do.
 
     \b
     Examples:

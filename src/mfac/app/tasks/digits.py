@@ -1,6 +1,6 @@
 """A task for mfac: a model, its data and its loss. It works as it is: try it, then put in your own.
 
-    mfac plan digits                       memory and time needed for pruning
+    mfac plan digits                       memory and gradients needed for pruning
     mfac prune digits --sparsity 0.9       prune the model
     mfac train digits                      train it with two optimizers side by side
 
