@@ -74,7 +74,7 @@ def _cifar(model: Callable[[], nn.Module], normalisation: Any) -> Subject:
         return list(ImageBatches(images[-2000:], labels[-2000:], 250, normalisation))
 
     return Subject(model, CROSS_ENTROPY, partial(_images, normalisation), held_out, make_test(normalisation),
-                   {0.8: 5, 0.9: 3, 0.95: 2}, 0.9, methods=IMAGE_METHODS)  # fmt: skip
+                   {0.7: 3, 0.8: 2, 0.9: 3, 0.95: 2}, 0.9, methods=IMAGE_METHODS)  # fmt: skip
 
 
 def _stories(name: str, length: int, tested: int) -> Subject:
@@ -133,7 +133,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     "L-OBS": [{"method": "lobs", "scope": "layer", "damping": damping} for damping in (1e-4, 1e-3, 1e-2)],
     "WoodFisher": [PAPER | {"method": "woodfisher", "update": "obs", "damping": damping} for damping in (1e-5, 1e-4)],
     "M-FAC (paper)": [PAPER | {"method": "mfac", "damping": damping} for damping in (1e-6, 1e-5, 1e-4)],
-    "K-FAC": [{"method": "kfac", "damping": damping} for damping in (1e-6, 1e-5, 1e-4)],
+    "K-FAC": [{"method": "kfac", "damping": damping} for damping in (1e-7, 1e-6, 1e-5, 1e-4, 1e-3)],
     "SparseGPT": [{"damping": damping} for damping in (0.01, 0.1)],
 }
 SCALED = ("WoodFisher", "M-FAC (paper)", "K-FAC")
