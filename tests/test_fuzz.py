@@ -9,7 +9,7 @@ import mpmath
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from optimizers import same
+from states import same
 from torch import nn
 
 import mfac

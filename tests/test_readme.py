@@ -4,7 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-from pruning_cases import same
+from cli_cases import mfac as command
+from states import same
 
 import mfac
 
@@ -28,6 +29,11 @@ GUIDES = [page for page in PAGES if "```python" in page.read_text() and page.nam
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
 def test_the_code_of_every_page_runs_in_order(page, tmp_path, monkeypatch, capsys):
+    def run(arguments, check):
+        assert arguments[1:3] == ["-m", "mfac"]
+        assert command(*arguments[3:]).exit_code == 0
+
+    monkeypatch.setattr("subprocess.run", run)  # commands in this process, which has imported torch
     monkeypatch.chdir(tmp_path)  # for what a guide writes
     names = {"__name__": page.stem}
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):

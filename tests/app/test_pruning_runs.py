@@ -1,13 +1,13 @@
 """Pruning runs: the masks of the library, the same whether interrupted or not, and complete records."""
 
 import json
-import subprocess
-import sys
+import signal
 from dataclasses import replace
 
 import pytest
 import run_cases
 import torch
+from processes import in_process
 from run_cases import GRADUAL, ONE_SHOT, TRAINING, StopAfter, data, loss, network, run, small_task, tensor_bytes
 from torch import nn
 from torch.utils.data import DataLoader
@@ -44,8 +44,8 @@ def test_interrupted_twice_it_ends_with_the_same_bits(tmp_path, name):
 
 
 def test_killed_they_end_with_the_same_bits(tmp_path):
-    subprocess.run([sys.executable, run_cases.__file__, tmp_path / "killed"], check=True)
     for kind, (settings, _) in run_cases.KINDS.items():
+        assert in_process(run_cases.killed_run, tmp_path / "killed", kind) == -signal.SIGKILL
         watcher = StopAfter()
         run(tmp_path / "killed" / kind, settings, watcher=watcher)
         assert any("resuming after" in line for line in watcher.lines)

@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from distributed_cases import Training, load_state, save_state
-from optimizers import through_a_file
 from rank_pool import on_ranks
+from states import through_a_file
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,

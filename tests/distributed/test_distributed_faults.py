@@ -2,43 +2,67 @@
 
 import os
 import signal
-import subprocess
-import sys
 from contextlib import nullcontext
-from pathlib import Path
+from datetime import timedelta
 
 import pytest
 import torch
-from distributed_cases import SETTINGS, Training, network
-from interrupted_ranks import OPTIONS, STEPS
+import torch.distributed as dist
+from distributed_cases import SETTINGS, Training, load_state, network, save_state
+from processes import started
 from rank_pool import on_ranks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from mfac import MFAC, MFACPreconditioner
+from mfac.distributed.groups import GroupRanks
 
-SCRIPT = Path(__file__).parents[1] / "support" / "interrupted_ranks.py"
-
-
-def start(folder, way, *killed):
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(SCRIPT.parent), *sys.path]), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", str(SCRIPT), str(folder)]
-    return [subprocess.Popen([*command, str(rank), "2", way, *killed], env=environment) for rank in range(2)]
+OPTIONS = {"momentum": 0.9, "weight_decay": 0.01}
+STEPS, SAVED, KILLED = 14, 6, 9
 
 
-def uninterrupted(group, way):
-    return Training(group, way, **OPTIONS).steps(range(STEPS)).weights()
+def one_rank(folder, rank, killed):
+    """Trains from the checkpoint if there is one; the second of two ranks may die in mid-step, when its products
+    are made and the other waits for them."""
+    store = f"file://{folder / ('doomed' if killed else 'store')}"
+    dist.init_process_group("gloo", store, timedelta(seconds=8), 2, rank)
+    training, first = Training(dist.group.WORLD, "ddp", **OPTIONS), 0
+    if (folder / "checkpoint" / ".metadata").exists():
+        load_state(training, folder / "checkpoint")
+        first = SAVED
+    for step in range(first, STEPS):
+        if killed and rank == 1 and step == KILLED:
+            GroupRanks.sum_ = lambda self, values: os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            training.steps(range(step, step + 1))
+        except RuntimeError as error:
+            (folder / f"failed-{rank}").write_text(str(error))
+            os._exit(3)  # the group would wait for the one that is gone
+        if step + 1 == SAVED:
+            save_state(training, folder / "checkpoint")
+    torch.save(training.weights(), folder / f"weights-{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def both_ranks(folder, killed):
+    ranks = [started(one_rank, folder, rank, killed) for rank in range(2)]
+    for rank in ranks:
+        rank.join(120)
+    return [rank.exitcode for rank in ranks]
+
+
+def uninterrupted(group):
+    return Training(group, "ddp", **OPTIONS).steps(range(STEPS)).weights()
 
 
 def test_a_rank_killed_in_mid_step_stops_the_others_and_the_checkpoint_brings_them_back(rank_pool, tmp_path):
-    survivor, killed = start(tmp_path, "ddp", "9")
-    assert killed.wait(120) == -signal.SIGKILL
-    assert survivor.wait(60) == 3
+    assert both_ranks(tmp_path, killed=True) == [3, -signal.SIGKILL]
     message = (tmp_path / "failed-0").read_text()
     assert "over 2 ranks failed on rank 0: another process has ended" in message
     assert "restart from the last checkpoint" in message
-    assert [rank.wait(120) for rank in start(tmp_path, "ddp")] == [0, 0]
-    for rank, expected in enumerate(rank_pool.run(2, uninterrupted, "ddp")):
+    assert both_ranks(tmp_path, killed=False) == [0, 0]
+    for rank, expected in enumerate(rank_pool.run(2, uninterrupted)):
         weights = torch.load(tmp_path / f"weights-{rank}.pt", weights_only=True)
         assert all(map(torch.equal, weights, expected))
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from models import cross_entropy
-from pruning_cases import PAPER, same, state_of
+from pruning_cases import PAPER
 from rank_pool import on_ranks
+from states import same, state_of
 from torch import nn
 
 from mfac.pruning import GradualPruner, prune

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from models import cnn, cross_entropy, mlp
-from optimizers import same
+from states import same
 from torch import nn
 
 from mfac.gradients import collect_gradients

@@ -2,16 +2,13 @@
 
 import os
 import random
-import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
-from interrupted_run import NUM_GRADS, collect
 from models import CASES, cross_entropy, mlp
+from processes import started
+from torch.utils.data import DataLoader, TensorDataset
 
 from mfac.file_lock import locked
 from mfac.gradient_file import HEADER_BYTES, GradientFile
@@ -40,6 +37,16 @@ def stopping(after):
     return loss_fn
 
 
+NUM_GRADS = 100
+
+
+def collect(path, mode):
+    case = CASES["cnn" if mode == "batch" else "transformer"](72)
+    loader = DataLoader(TensorDataset(*case.batch), batch_size=24 if mode == "sample" else 4)
+    options = {"per_sample": True, "fisher": "sampled", "output_fn": lambda m, b: m(b[0])} if mode == "sample" else {}
+    collect_gradients(case.model, cross_entropy, loader, NUM_GRADS, out=path, cycle=True, **options)
+
+
 KEEP = {"0.weight": torch.arange(35).view(7, 5) % 2 > 0}
 
 
@@ -57,29 +64,25 @@ def test_the_file_holds_the_rows(path, options):
 @pytest.mark.parametrize("mode", ["batch", "sample"])
 @pytest.mark.parametrize("torn_rows", [0.5, 6.3, 99])
 def test_a_run_that_lost_its_tail_goes_on_bit_for_bit(path, mode, torn_rows):
-    collect(str(path), mode)
+    collect(path, mode)
     whole = path.read_bytes()
     row = (len(whole) - HEADER_BYTES) // NUM_GRADS
     with open(path, "r+b") as file:
         file.truncate(len(whole) - int(torn_rows * row))
-    collect(str(path), mode)
+    collect(path, mode)
     assert path.read_bytes() == whole
 
 
 def test_killed_at_random_then_finished_bit_for_bit(path, tmp_path):
-    mode = "sample"
-    collect(str(tmp_path / "whole"), mode)
+    collect(tmp_path / "whole", "sample")
     whole = (tmp_path / "whole").read_bytes()
-    sizes = sorted(random.Random(6).uniform(0.02, 0.98) * len(whole) for _ in range(2))
-    script = Path(__file__).parents[1] / "support" / "interrupted_run.py"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(script.parent), *sys.path])}
-    for size in sizes:
-        process = subprocess.Popen([sys.executable, str(script), str(path), mode], env=environment)
-        while process.poll() is None and (not path.exists() or path.stat().st_size < size):
+    for size in sorted(random.Random(6).uniform(0.02, 0.98) * len(whole) for _ in range(2)):
+        process = started(collect, path, "sample")
+        while process.is_alive() and (not path.exists() or path.stat().st_size < size):
             time.sleep(0)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    collect(str(path), mode)
+        process.kill()
+        process.join()
+    collect(path, "sample")
     assert path.read_bytes() == whole
 
 
@@ -191,7 +194,7 @@ def test_two_cannot_collect_into_one_file(path):
         locked(lock, path, "choose another out="),
         pytest.raises(ValueError, match=rf"process {os.getpid()} on \S+ is writing to .*; wait for it, or choose"),
     ):
-        collect(str(path), "batch")
+        collect(path, "batch")
     assert not path.exists()
-    collect(str(path), "batch")
+    collect(path, "batch")
     assert list(path.parent.iterdir()) == [path]

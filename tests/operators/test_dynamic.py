@@ -8,7 +8,7 @@ import oracle
 import pytest
 import torch
 from cases import mixed
-from optimizers import same
+from states import same
 
 import mfac
 from mfac import sliding

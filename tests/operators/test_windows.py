@@ -7,7 +7,7 @@ import oracle
 import pytest
 import torch
 from cases import mixed, repeating
-from optimizers import same, through_a_file
+from states import same, through_a_file
 
 import mfac
 from mfac.windows.storage import as_kind, saved_rows, window_bytes

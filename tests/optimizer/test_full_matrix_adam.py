@@ -4,7 +4,8 @@ import math
 
 import pytest
 import torch
-from optimizers import full_matrix, loss_of, network, ready, trained, weights
+from optimizers import full_matrix, loss_of, network, ready, trained
+from states import weights
 from torch import nn
 from torch.nn import functional as F
 

@@ -11,15 +11,13 @@ from optimizers import (
     mask_of,
     masked,
     mfac,
-    moved,
     network,
-    same,
     some_optimizers,
     train,
     trained,
-    weights,
     with_past_zeros,
 )
+from states import moved, same, weights
 from torch import nn
 
 from mfac import MFAC, MFACPreconditioner

@@ -1,26 +1,17 @@
 """States of optimizers: saved in every way, loaded, and resumed bit for bit; states of something else are refused."""
 
 import copy
+import itertools
 import os
-import subprocess
-import sys
-from pathlib import Path
+import random
+import signal
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from optimizers import (
-    every_optimizer,
-    mask_of,
-    masked,
-    mfac,
-    network,
-    same,
-    through_a_file,
-    train,
-    trained,
-    weights,
-)
+from optimizers import every_optimizer, loss_of, mask_of, masked, mfac, network, train, trained
+from processes import in_process
+from states import same, through_a_file, weights
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -215,13 +206,50 @@ def test_a_state_with_no_mask_or_another_one_is_refused(build, kind):
         masked(network().named_parameters()).load_state_dict(build(network()).state_dict())
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the runs that are killed are forked")
+STEPS, KILLS = 40, 5
+
+
+def training(folder, kill_after):
+    """Resumes from the last checkpoint, or begins; dies before or after a step, or before or after its checkpoint."""
+    model = network()
+    options = {"momentum": 0.9, "weight_decay": 1e-3, "update_every": 2}
+    optimizer = mfac(model.named_parameters(), num_grads=8, damping=0.01, **options)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    path, first, marks = folder / "checkpoint.pt", 0, itertools.count(1)
+    if path.exists():
+        saved = torch.load(path, weights_only=True)
+        first = saved.pop("step")
+        for name, state in saved.items():
+            parts[name].load_state_dict(state)
+
+    def mark():
+        if next(marks) == kill_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    for step in range(first, STEPS):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        mark()
+        optimizer.step()
+        scheduler.step()
+        mark()
+        state = {"step": step + 1} | {name: part.state_dict() for name, part in parts.items()}
+        mark()
+        torch.save(state, path.with_suffix(".part"))
+        os.replace(path.with_suffix(".part"), path)
+        mark()
+
+
 def test_killed_five_times_and_resumed_the_final_weights_are_the_same_bits(tmp_path):
-    script = Path(__file__).parents[1] / "support" / "interrupted_training.py"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(script.parent), *sys.path])}
-    subprocess.run([sys.executable, str(script), str(tmp_path)], env=environment, check=True)
-    expected, found = (torch.load(tmp_path / name / "final.pt", weights_only=True) for name in ("whole", "killed"))
-    assert same(found, expected)
+    draw, final = random.Random(4), []
+    kills = [draw.randint(1, 4 * STEPS // KILLS) for _ in range(KILLS)]  # never as many as it has to go
+    for name, runs in (("whole", [None]), ("killed", [*kills, None])):
+        (tmp_path / name).mkdir()
+        codes = [in_process(training, tmp_path / name, kill_after) for kill_after in runs]
+        assert codes == [-signal.SIGKILL] * (len(runs) - 1) + [0]
+        final.append(torch.load(tmp_path / name / "checkpoint.pt", weights_only=True))
+    assert same(*final)
 
 
 @every_optimizer

@@ -5,20 +5,8 @@ import pickle
 
 import pytest
 import torch
-from optimizers import (
-    DECAYING,
-    OPTIMIZERS,
-    every_optimizer,
-    loss_of,
-    mfac,
-    moved,
-    network,
-    same,
-    some_optimizers,
-    train,
-    trained,
-    weights,
-)
+from optimizers import DECAYING, OPTIMIZERS, every_optimizer, loss_of, mfac, network, some_optimizers, train, trained
+from states import moved, same, weights
 from torch import nn
 from torch.optim import lr_scheduler
 

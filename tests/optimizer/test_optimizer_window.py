@@ -4,7 +4,8 @@ import copy
 
 import pytest
 import torch
-from optimizers import every_optimizer, loss_of, mask_of, mfac, network, ready, same, train, weights
+from optimizers import every_optimizer, loss_of, mask_of, mfac, network, ready, train
+from states import same, weights
 from torch import nn
 
 from mfac import MFAC, MFACPreconditioner

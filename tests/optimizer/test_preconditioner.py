@@ -4,7 +4,8 @@ import copy
 
 import pytest
 import torch
-from optimizers import loss_of, mfac, network, same, through_a_file, trained, weights
+from optimizers import loss_of, mfac, network, trained
+from states import same, through_a_file, weights
 
 from mfac import MFACPreconditioner
 

@@ -5,7 +5,8 @@ import copy
 import oracle
 import pytest
 import torch
-from optimizers import masked, mfac, network, same, train, weights
+from optimizers import masked, mfac, network, train
+from states import same, weights
 from torch import nn
 
 from mfac import Int8, TopK

@@ -2,20 +2,21 @@
 
 import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from interrupted_pruning import SCHEDULE, build, run, train
-from models import mlp
-from pruning_cases import same, state_of, zeros
+from models import cross_entropy, mlp
+from processes import in_process
+from pruning_cases import zeros
+from states import same, state_of
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from mfac.pruning.gradual import GradualPruner
 from mfac.pruning.prune import prune
+from mfac.pruning.schedules import geometric_schedule
 
+SCHEDULE = geometric_schedule(0, 0.9, 4)
 SMALL = {"update": "joint", "num_grads": 6, "block_size": 16, "recomputations": 2}
 
 
@@ -60,6 +61,26 @@ def test_a_step_is_a_call_of_prune_whatever_the_global_random_state():
         masks = prune(twin.model, twin.loss_fn, loader, sparsity, masks=masks, seed=5 + index, **SMALL).masks
         assert same(state_of(case.model), state_of(twin.model))
     assert same(pruner.masks, masks)
+
+
+def build(loss_fn=cross_entropy):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
+    inputs = torch.randn(96, 6)
+    data = TensorDataset(inputs, (inputs[:, :3] + inputs[:, 3:]).argmax(1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
+    loader = DataLoader(data, batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(7))
+    options = {"num_grads": 8, "block_size": 16, "recomputations": 2}
+    pruner = GradualPruner(model, loss_fn, loader, SCHEDULE, optimizer=optimizer, **options)
+    return model, optimizer, pruner, data
+
+
+def train(model, optimizer, data, seed, loss_fn=cross_entropy):
+    model.train()
+    for batch in DataLoader(data, batch_size=16, shuffle=True, generator=torch.Generator().manual_seed(seed)):
+        optimizer.zero_grad()
+        loss_fn(model, batch).backward()  # dropout draws from the global random state
+        optimizer.step()
 
 
 def test_masks_hold_while_the_optimizer_trains():
@@ -144,18 +165,40 @@ def test_states_of_something_else(change, message):
     assert same(state_of(model), before)
 
 
+def run(folder, die_after=None):
+    """Goes on from the last checkpoint in the folder, and is killed at so many calls of the loss."""
+    path, calls = folder / "checkpoint.pt", []
+
+    def loss_fn(model, batch):
+        if len(calls) == die_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        calls.append(1)
+        return cross_entropy(model, batch)
+
+    model, optimizer, pruner, data = build(loss_fn)
+    parts = {"pruner": pruner, "model": model, "optimizer": optimizer}
+    if path.exists():
+        saved = torch.load(path, weights_only=True)
+        for name, part in parts.items():  # in any order
+            part.load_state_dict(saved[name])
+        torch.set_rng_state(saved["random"])
+    while pruner.step() is not None:
+        train(model, optimizer, data, pruner.steps_done, loss_fn)
+        states = {name: part.state_dict() for name, part in parts.items()}
+        torch.save(states | {"random": torch.get_rng_state()}, f"{path}.new")
+        os.replace(f"{path}.new", path)
+    return parts, len(calls)
+
+
 def test_killed_in_mid_schedule_and_resumed_is_the_same_as_undisturbed(tmp_path):
-    whole = run(tmp_path)
-    calls = int(0.6 * whole["calls"])  # in the middle of a pruning step
+    whole, calls = run(tmp_path)
     (tmp_path / "checkpoint.pt").unlink()
-    script = Path(__file__).parents[1] / "support" / "interrupted_pruning.py"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(script.parent), *sys.path])}
-    process = subprocess.run([sys.executable, str(script), str(tmp_path), str(calls)], env=environment)
-    assert process.returncode == -signal.SIGKILL
+    assert in_process(run, tmp_path, int(0.6 * calls)) == -signal.SIGKILL  # in the middle of a pruning step
     assert 1 <= torch.load(tmp_path / "checkpoint.pt", weights_only=True)["pruner"]["steps_done"] < len(SCHEDULE)
-    resumed = run(tmp_path)
-    assert same(resumed["masks"], whole["masks"])
-    assert same(resumed["model"], whole["model"])
-    buffers = [[s["momentum_buffer"] for s in end["optimizer"]["state"].values()] for end in (whole, resumed)]
+    resumed, _ = run(tmp_path)
+    assert same(resumed["pruner"].masks, whole["pruner"].masks)
+    assert same(resumed["model"].state_dict(), whole["model"].state_dict())
+    buffers = [[s["momentum_buffer"] for s in end["optimizer"].state.values()] for end in (whole, resumed)]
     assert all(map(torch.equal, *buffers))
-    assert resumed["removed"] == whole["removed"]
+    removed = [[[record.removed for record in step] for step in end["pruner"].history] for end in (whole, resumed)]
+    assert removed[0] == removed[1]

@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 from models import CASES, cross_entropy, mlp
-from optimizers import same as alike
-from pruning_cases import same, some_masks
+from pruning_cases import some_masks
 from safetensors.torch import load_file, save_file
+from states import same
 from torch import nn
 from torch.nn.utils import prune
 
@@ -195,5 +195,5 @@ def test_zeros_and_ones_are_taken_everywhere(taker, tmp_path):
         model = mlp().model
         masks = {name: mask.to(dtype) for name, mask in some_masks(model).items()}
         found.append([TAKERS[taker](model, masks, tmp_path / "file.safetensors"), dict(model.state_dict())])
-    assert alike(found[0], found[1])
-    assert alike(found[0], found[2])
+    assert same(found[0], found[1])
+    assert same(found[0], found[2])

@@ -5,7 +5,8 @@ import itertools
 import pytest
 import torch
 from models import CASES, cnn, mlp, tied
-from pruning_cases import dense_joint, dense_obs, dense_scores, quadratic, quick, solve, state_of, zeros
+from pruning_cases import dense_joint, dense_obs, dense_scores, quadratic, quick, solve, zeros
+from states import state_of
 from torch.utils.data import DataLoader, TensorDataset
 
 from mfac.pruning import BatchStream, prune

@@ -3,7 +3,8 @@
 import pytest
 import torch
 from models import cnn, mlp
-from pruning_cases import PAPER, quick, same, state_of, zeros
+from pruning_cases import PAPER, quick, zeros
+from states import same, state_of
 from torch import nn
 
 import mfac

@@ -4,7 +4,8 @@ import copy
 
 import pytest
 import torch
-from pruning_cases import PAPER, dense_joint, same, state_of
+from pruning_cases import PAPER, dense_joint
+from states import same, state_of
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import prune as torch_prune

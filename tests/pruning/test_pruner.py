@@ -6,7 +6,8 @@ from dataclasses import fields, replace
 import pytest
 import torch
 from models import cnn, mlp
-from pruning_cases import PAPER, same, state_of
+from pruning_cases import PAPER
+from states import same, state_of
 from torch.utils.data import DataLoader, TensorDataset
 
 from mfac.pruning import GradualPruner, prune

@@ -178,11 +178,26 @@ def test_what_to_install_where_the_library_is_missing(library, monkeypatch):
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+def shortened(monkeypatch):
+    """Trainers of ten steps, and callbacks that prune after every second of them."""
+    arguments, trainer = TrainingArguments, pl.Trainer
+    short = lambda build: lambda *folder, **options: build(*folder, **options | {"max_steps": 10})  # noqa: E731
+    monkeypatch.setattr("transformers.TrainingArguments", short(arguments))
+    monkeypatch.setattr(pl, "Trainer", short(trainer))
+    for name, callback in (("transformers", TransformersPruning), ("lightning", LightningPruning)):
+        often = lambda build, every, start, callback=callback: callback(build, every=2, start=2)  # noqa: E731
+        monkeypatch.setattr(f"mfac.integrations.{name}.PruningCallback", often)
+
+
 @quiet
-@pytest.mark.parametrize("name", ["gradual_pruning", "gradual_pruning_transformers", "gradual_pruning_lightning"])
-def test_the_examples_run(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    monkeypatch.setattr(sys, "argv", [name])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("gradual_pruning", "read back"), ("gradual_pruning_transformers", "4 pruning steps"),
+     ("gradual_pruning_lightning", "4 pruning steps")],
+)  # fmt: skip
+def test_the_examples_run(name, said, monkeypatch, capsys):
+    shortened(monkeypatch)
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-    assert "total" in capsys.readouterr().out
+    found = capsys.readouterr().out
+    assert "total" in found
+    assert said in found

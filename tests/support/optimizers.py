@@ -3,7 +3,6 @@
 A new class or option is one more line in OPTIMIZERS; the suite then runs for it.
 """
 
-import io
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -113,30 +112,3 @@ def ready(build: Callable[..., Optimizer], steps: int, **options: Any) -> tuple[
     optimizer.zero_grad()
     loss_of(model, steps).backward()
     return model, optimizer
-
-
-def moved(before: Iterable[Tensor], model: nn.Module) -> list[bool]:
-    """Which parameters have changed."""
-    return [not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True)]
-
-
-def through_a_file(state: Any, weights_only: bool = True) -> Any:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=weights_only)
-
-
-def weights(model: nn.Module) -> list[Tensor]:
-    return [tensor.detach().clone() for tensor in model.parameters()]
-
-
-def same(a: Any, b: Any) -> bool:
-    """Whether two states are equal, bit for bit, whatever they are made of."""
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    return type(a) is type(b) and bool(a == b)

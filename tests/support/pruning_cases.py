@@ -93,14 +93,6 @@ def solve(problem, sparsity, block_size, **options):
     return mfac.prune(problem.model, problem.loss_fn, problem.batches, sparsity, block_size=block_size, **options)
 
 
-def state_of(model):
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
-
-
-def same(left, right):
-    return left.keys() == right.keys() and all(torch.equal(value, right[name]) for name, value in left.items())
-
-
 def zeros(model):
     """In weights of two or more dimensions."""
     return sum(int((p == 0).sum()) for p in model.parameters() if p.ndim > 1)

@@ -1,6 +1,5 @@
 """Processes that wait for work, so that a test on several ranks does not pay for starting them."""
 
-import multiprocessing
 import os
 import traceback
 from datetime import timedelta
@@ -11,6 +10,7 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
+from processes import CONTEXT, start
 
 TIMEOUT = timedelta(seconds=60)
 
@@ -47,17 +47,12 @@ class RankPool:
     """
 
     def __init__(self, folder, most=4):
-        # Forked from a process that has imported torch once for all of them, and has no threads yet.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch._dynamo", "distributed_cases"])
         store = str(folder / "store")
         self._pipes, self._processes = [], []
         for rank in range(most):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, most, store, theirs), daemon=True)
-            process.start()
+            ours, theirs = CONTEXT.Pipe()
             self._pipes.append(ours)
-            self._processes.append(process)
+            self._processes.append(start(_serve, rank, most, store, theirs))
 
     def run(self, size, function, *arguments):
         """The results by rank; the first failure is raised here, with the traceback of its process."""

@@ -1,10 +1,9 @@
-"""A small task, watchers that stop a run, and runs that kill themselves: `python run_cases.py folder`."""
+"""A small task, watchers that stop a run, and runs that kill themselves."""
 
 import errno
 import json
 import os
 import signal
-import sys
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -120,13 +119,6 @@ def full_disk(monkeypatch, after):
 KINDS = {"prune": (ONE_SHOT, 14), "gradual": (GRADUAL, 20), "train": (TRAINING, 40)}  # and when they are killed
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    for kind, (settings, calls) in KINDS.items():
-        if os.fork() == 0:
-            run(
-                Path(sys.argv[1], kind),
-                settings,
-                watcher=StopAfter(calls, lambda: os.kill(os.getpid(), signal.SIGKILL)),
-            )
-        assert os.waitstatus_to_exitcode(os.wait()[1]) == -signal.SIGKILL
+def killed_run(folder, kind):
+    settings, calls = KINDS[kind]
+    run(folder / kind, settings, watcher=StopAfter(calls, lambda: os.kill(os.getpid(), signal.SIGKILL)))

@@ -1,0 +1,38 @@
+"""Processes forked from one that has imported torch once for all of them, and has no threads yet."""
+
+import multiprocessing
+import os
+import sys
+from multiprocessing import forkserver
+
+import pytest
+import torch
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["torch._dynamo", "distributed_cases", "models", "pytest"])
+
+
+def start(target, *arguments):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # where the server finds what it imports at its start
+        forkserver.ensure_running()
+    process = CONTEXT.Process(target=target, args=arguments, daemon=True)
+    process.start()
+    return process
+
+
+def started(function, *arguments):
+    """A process that runs a function of a module that it can import."""
+    return start(_alone, function, *arguments)
+
+
+def in_process(function, *arguments):
+    """The exit code of a process that runs a function to its end: a signal that killed it is negative."""
+    process = started(function, *arguments)
+    process.join()
+    return process.exitcode
+
+
+def _alone(function, *arguments):
+    torch.set_num_threads(1)
+    function(*arguments)
