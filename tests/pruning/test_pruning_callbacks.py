@@ -179,7 +179,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def shortened(monkeypatch):
-    """Trainers of ten steps, and callbacks that prune after every second of them."""
+    """Trainers of ten steps, callbacks that prune after every second of them, and pruners that see little."""
+    pruner, few = GradualPruner, {"num_grads": 8, "recomputations": 1, "loss_batches": 2}
+    monkeypatch.setattr("mfac.pruning.GradualPruner", lambda *given, **options: pruner(*given, **options | few))
     arguments, trainer = TrainingArguments, pl.Trainer
     short = lambda build: lambda *folder, **options: build(*folder, **options | {"max_steps": 10})  # noqa: E731
     monkeypatch.setattr("transformers.TrainingArguments", short(arguments))
