@@ -13,7 +13,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from mfac import MFAC, Int8, MFACPreconditioner, TopK
 
 WAYS = ("ddp", "fsdp")
-STEPS = {"masks": 30, "momentum_l2": 70, "clipped": 30, "full_matrix": 20}  # factors are made anew after 64
+STEPS = {"masks": 14, "momentum_l2": 68, "clipped": 24, "full_matrix": 14}  # factors are made anew after 64
 
 
 def trained(group, way, steps, options=None):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch._dynamo", "distributed_cases", "models", "pytest"])
+CONTEXT.set_forkserver_preload(["torch._dynamo", "distributed_cases", "models", "pytest", "sklearn.datasets"])
 
 
 def start(target, *arguments):
