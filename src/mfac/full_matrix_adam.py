@@ -18,6 +18,7 @@ from mfac.parameter_window import Damping, NonFinite, ParameterWindow
 from mfac.precision import Precision
 from mfac.windows.storage import Window
 
+ADAM_LR, ORTHOGONAL_LR = 3e-3, 2e-2  # unless lr is given
 TALLEST = 8  # taller matrices are embeddings or their transposes, and are not orthogonalized
 ORTHOGONAL_RMS = 0.23  # of the entries of an orthogonalized step, as of a typical step of Adam
 
@@ -37,7 +38,7 @@ class FullMatrixAdam(WindowOptimizer):
 
     Args:
         params: parameters, named parameters or groups, as for any torch optimizer.
-        lr: three times what is usual for AdamW does well; with `orthogonalize` about 2e-2, as for Muon.
+        lr: None: 3e-3, three times AdamW's default; with `orthogonalize` 2e-2, as for Muon.
         num_grads: m; the window takes m times the memory of the trained weights (`memory_needed`).
         betas: (β1, β2).
         damping: a fraction of the mean eigenvalue of the window, or a function of the number of steps so far.
@@ -59,7 +60,7 @@ class FullMatrixAdam(WindowOptimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float | Tensor = 3e-3,
+        lr: float | Tensor | None = None,
         num_grads: int = 64,
         *,
         betas: tuple[float, float] = (0.9, 0.99),
@@ -83,6 +84,7 @@ class FullMatrixAdam(WindowOptimizer):
                 f"damping must be a number or a function of the steps, not {damping!r}: it is relative here"
             )
         self.seconds = 0.0
+        lr = (ORTHOGONAL_LR if orthogonalize else ADAM_LR) if lr is None else lr
         defaults = {"lr": lr, "betas": betas, "power": power, "length": length, "eps": eps}
         defaults |= {"weight_decay": weight_decay, "orthogonalize": orthogonalize, "maximize": maximize}
         super().__init__(params, defaults)

@@ -179,14 +179,14 @@ def test_an_interrupted_run_is_locked_and_resumed_to_the_bit(tmp_path, number, c
 
 
 def test_training_ends_with_a_table_weights_and_a_report(tmp_path):
-    names = ("full-matrix-adam", "mfac", "sgd", "adam", "adamw")
+    names = ("full-matrix-adam", "full-matrix-adam-orthogonalized", "mfac", "sgd", "adam", "adamw")
     optimizers = [word for name in names for word in ("--optimizer", name)]
     result = mfac("train", write_task(tmp_path), *optimizers, "--seed", 0, "--seed", 1, "--epochs", 1)
     lines = result.stdout.splitlines()
     assert lines[0].split() == ["optimizer", "seed", "steps", "training", "loss", "loss", "accuracy", "seconds"]
-    assert [line.split()[:3] for line in lines[1:11]] == [[name, seed, "12"] for seed in "01" for name in names]
-    assert lines[11] == "Report: runs/small-train/report.html"
-    assert len(tensor_bytes(tmp_path / "runs" / "small-train")) == 10 * 4
+    assert [line.split()[:3] for line in lines[1:13]] == [[name, seed, "12"] for seed in "01" for name in names]
+    assert lines[13] == "Report: runs/small-train/report.html"
+    assert len(tensor_bytes(tmp_path / "runs" / "small-train")) == 12 * 4
 
 
 def test_settings_of_training_go_to_all_optimizers_or_to_one(tmp_path):

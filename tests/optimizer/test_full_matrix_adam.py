@@ -124,6 +124,12 @@ def test_orthogonalized_steps_have_equal_singular_values_and_a_fixed_size():
     assert not orthogonalized(torch.zeros(3, 4)).any()
 
 
+@pytest.mark.parametrize(("orthogonalize", "lr"), [(False, 3e-3), (True, 2e-2)])
+def test_each_kind_of_step_has_its_own_default_learning_rate(orthogonalize, lr):
+    optimizer = FullMatrixAdam(network().parameters(), num_grads=2, orthogonalize=orthogonalize)
+    assert [group["lr"] for group in optimizer.param_groups] == [lr]
+
+
 def test_which_tensors_are_matrices():
     shapes = {
         (4, 4): True,

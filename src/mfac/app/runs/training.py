@@ -18,7 +18,7 @@ from mfac.app.runs.format import Record
 from mfac.app.runs.run import Cell, SavedRun, build_model, check_settings
 from mfac.app.runs.task_batches import TaskBatches, epochs, finite, measure
 from mfac.app.tasks import Task
-from mfac.full_matrix_adam import FullMatrixAdam
+from mfac.full_matrix_adam import ADAM_LR, ORTHOGONAL_LR, FullMatrixAdam
 from mfac.gradients.model_state import random_state, set_random_state
 from mfac.optimizer import MFAC
 from mfac.windows.int8 import Int8
@@ -31,7 +31,8 @@ WINDOWS: dict[str, Window] = {
 }  # fmt: skip
 # The optimizers, and what they are called with unless something else is given; all other defaults are their own.
 CLASSES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "full-matrix-adam": (FullMatrixAdam, {}),
+    "full-matrix-adam": (FullMatrixAdam, {"lr": ADAM_LR}),
+    "full-matrix-adam-orthogonalized": (FullMatrixAdam, {"lr": ORTHOGONAL_LR, "orthogonalize": True}),
     "mfac": (MFAC, {}),
     "sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
     "adam": (torch.optim.Adam, {}),
