@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import mfac as library
 from mfac.app.cli import main
 from mfac.app.cli.commands import LIBRARY, app
-from mfac.app.cli.display import ProgressDisplay, number, show
+from mfac.app.cli.display import ProgressDisplay
 from mfac.pruning.options import PruningOptions
 
 ROOT = Path(__file__).parents[2]
@@ -118,40 +118,10 @@ def test_a_report_of_several_runs(tmp_path):
     assert mfac("report", "runs/small-prune", "--force").exit_code == 0
 
 
-BERT = """
-import torch
-from transformers import BertConfig, BertForSequenceClassification
-
-import mfac
-
-loss = mfac.model_loss
-
-
-def model():
-    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    config = BertConfig(vocab_size=30, max_position_embeddings=12, num_labels=3, **shape)
-    return BertForSequenceClassification(config)
-
-
-def train_batches(count=10):
-    ids = torch.randint(1, 30, (count, 6, 10), generator=torch.Generator().manual_seed(count))
-    return [{"input_ids": part, "attention_mask": torch.ones_like(part), "labels": part[:, 0] % 3} for part in ids]
-
-
-def optimizer(parameters):
-    return torch.optim.AdamW(parameters, lr=1e-3)
-
-
-@torch.no_grad()
-def evaluate(model):
-    hits = [(model(**batch).logits.argmax(1) == batch["labels"]).float().mean() for batch in train_batches(3)]
-    return float(sum(hits) / len(hits))
-"""
-
-
-def test_a_hugging_face_model_is_trained_pruned_and_reported(tmp_path):
-    task = write_task(tmp_path, BERT, "bert.py")
-    optimizers = ["--optimizer", "mfac", "--optimizer", "task"]
+def test_the_task_of_the_guide_with_a_hugging_face_model_is_trained_and_pruned(tmp_path):
+    text = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "bring_your_own_model.md").read_text(), re.DOTALL)[1]
+    task = write_task(tmp_path, text, "bert.py")
+    optimizers = ["--optimizer", "mfac", "--optimizer", "adam"]
     trained = mfac("train", task, *optimizers, "--steps", 3, "--num-grads", 8, "--json")
     assert trained.exit_code == 0, trained.output
     files = [cell["files"]["weights"] for cell in json.loads(trained.stdout)["cells"]]
@@ -159,7 +129,6 @@ def test_a_hugging_face_model_is_trained_pruned_and_reported(tmp_path):
     pruned = mfac("prune", task, *options, *QUICK, "--json")
     assert pruned.exit_code == 0, pruned.output
     record = json.loads(pruned.stdout)
-    assert record["dense"]["measure"] is not None
     assert abs(record["cells"][0]["sparsity"] - 0.7) < 1e-3
     assert not any("embeddings" in layer["name"] for layer in record["cells"][0]["layers"])
 
@@ -181,9 +150,3 @@ def test_displays_with_and_without_a_terminal(capsys):
         show_work(ProgressDisplay(console))
     text = console.export_text()
     assert all(part in text for part in ("a word", "mfac-0.9", "4/4", "loss 0.1"))
-
-
-def test_tables_are_aligned(capsys):
-    assert (number(None), number(0.123456)) == ("-", "0.1235")
-    show([("a", "long"), ("bbb", "1")])
-    assert capsys.readouterr().out == "a    long\nbbb     1\n"

@@ -2,9 +2,7 @@
 
 import json
 import os
-import random
 
-import numpy as np
 import pytest
 import report_cases as cases
 import torch
@@ -19,7 +17,6 @@ from mfac.app.runs.folder import load_checkpoint, now, open_run
 from mfac.app.runs.format import read_run
 from mfac.app.runs.run import run_task
 from mfac.app.runs.task_batches import measure
-from mfac.gradients.model_state import random_state, set_random_state
 
 TORN = "is not a complete file of torch.save; copy or save it again"
 CPU = torch.device("cpu")
@@ -96,16 +93,6 @@ def test_the_loss_is_a_mean_over_samples_and_accuracy_is_the_default_measure():
         assert measure(task, network(), CPU) == {"loss": 2.0, "measure": None}
     task = small_task(loss=lambda model, batch: torch.tensor(float("nan")), evaluate=lambda model: float("inf"))
     assert measure(task, network(), CPU) == {"loss": None, "measure": None}
-
-
-def test_random_states_are_saved_and_restored(tmp_path):
-    def draw():
-        return random.random(), np.random.rand(), float(torch.rand(()))
-
-    torch.save(random_state(), tmp_path / "state.pt")
-    first = draw()
-    set_random_state(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert draw() == first
 
 
 CELL = cases.prune_cell("mfac", 0.9, 0.1, 0.9)

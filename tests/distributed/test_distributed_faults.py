@@ -67,9 +67,6 @@ def test_a_rank_killed_in_mid_step_stops_the_others_and_the_checkpoint_brings_th
         assert all(map(torch.equal, weights, expected))
 
 
-# Gradients that are not finite.
-
-
 @pytest.mark.parametrize(("way", "nonfinite"), [("ddp", "skip"), ("fsdp", "raise")])
 @on_ranks(2)
 def test_a_gradient_that_is_not_finite_on_one_rank_is_handled_alike_by_all(group, way, nonfinite):
@@ -92,9 +89,6 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_handled_alike_by_all(group
 
 def lambda_of_steps(step):
     return 0.05 + 0.01 * step
-
-
-# Ranks that mean different things.
 
 
 def pruned(names, options):

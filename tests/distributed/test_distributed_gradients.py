@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from models import cross_entropy, mlp
-from peak_memory import peak
+from processes import peak
 from rank_pool import on_ranks
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh

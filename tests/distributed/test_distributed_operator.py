@@ -7,8 +7,6 @@ from rank_pool import on_ranks
 
 from mfac import DynamicInverseFisher, Int8, TopK
 from mfac.dynamic import NonFiniteGradientError
-from mfac.windows.devices import device_widths
-from mfac.windows.storage import as_kind
 
 D, M, LAMBDA = 23, 5, 0.1
 WINDOWS = {"float64": None, "bfloat16": torch.bfloat16, "int8": Int8(block=4), "topk": TopK(0.5, block=4)}
@@ -173,11 +171,3 @@ def test_an_optimizer_on_devices_trains_as_on_one():
 def test_devices_that_are_no_list_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         DynamicInverseFisher(M, D, LAMBDA, **options)
-
-
-def test_compressed_pieces_end_with_a_block_where_there_are_enough():
-    assert device_widths(Int8(block=4), 23, 3) == [8, 8, 7]
-    assert device_widths(as_kind(torch.float32), 23, 3) == [8, 8, 7]
-    assert device_widths(Int8(), 23, 3) == [8, 8, 7]
-    assert device_widths(Int8(block=4), 5, 3) == [2, 2, 1]
-    assert device_widths(Int8(block=8), 50, 3) == [24, 24, 2]

@@ -63,9 +63,6 @@ def test_compressed_windows_train_on_ranks(rank_pool, way, window):
     assert sum(losses[-8:]) < 0.7 * sum(losses[:8])
 
 
-# Memory and messages.
-
-
 def measured(group, way):
     training = Training(group, way, momentum=0.9)
     training.steps(range(SETTINGS["num_grads"] + 1))
@@ -97,9 +94,6 @@ def test_one_rank_sends_nothing(rank_pool):
     for way in WAYS:
         ((_, _, messages),) = rank_pool.run(1, measured, way)
         assert messages == []
-
-
-# Parameters that come later, layouts of two dimensions, and the preconditioner.
 
 
 def by_hand(group, way):

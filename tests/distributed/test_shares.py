@@ -2,7 +2,7 @@
 
 import pytest
 
-from mfac.distributed.shares import column_shares, shares_at
+from mfac.distributed.shares import column_shares
 from mfac.pages import block_runs
 
 
@@ -30,13 +30,6 @@ def test_shares_follow_one_another_and_end_where_blocks_end(sizes, count, block_
     # The blocks that a rank lays over its own columns are those of the whole.
     found = [share.start + start for share in shares for start in blocks(share.sizes, block_size)]
     assert found == blocks(sizes, block_size)
-
-
-def test_shares_end_at_the_cuts_that_are_nearest():
-    shares = shares_at([0, 10, 11, 30, 40], [25, 15], 3)
-    found = [(share.start, share.stop, share.sizes) for share in shares]
-    assert found == [(0, 11, (11,)), (11, 30, (14, 5)), (30, 40, (10,))]
-    assert [len(share) for share in shares_at([0, 40], [40], 3)] == [0, 40, 0]
 
 
 @pytest.mark.parametrize(

@@ -83,21 +83,6 @@ def test_a_download_that_is_not_the_published_one_is_refused(monkeypatch, server
     assert present(tmp_path / "data") == {}
 
 
-LINKS = {tarfile.LNKTYPE: "toy.tar.gz cannot be unpacked .*; delete it", tarfile.SYMTYPE: "toy have no toy/train.bin"}
-
-
-@pytest.mark.parametrize(("kind", "words"), LINKS.items())
-def test_an_archive_of_links_to_each_other_is_refused(monkeypatch, server, kind, words):
-    with tarfile.open(server.folder / "toy.tar.gz", "w:gz") as tar:
-        for name, other in (("train.bin", "test.bin"), ("test.bin", "train.bin")):
-            info = tarfile.TarInfo(f"toy/{name}")
-            info.type, info.linkname = kind, f"toy/{other}" if kind == tarfile.LNKTYPE else other
-            tar.addfile(info)
-    serve_toy(monkeypatch, server, "toy.tar.gz")
-    with pytest.raises(ValueError, match=words):
-        fetch("toy")
-
-
 def test_a_file_that_is_not_the_published_one_is_neither_used_nor_overwritten(monkeypatch, server, tmp_path):
     serve_toy(monkeypatch, server, "toy.zip")
     fetch("toy")

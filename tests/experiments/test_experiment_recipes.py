@@ -173,19 +173,6 @@ def test_memory_of_table_2_is_that_of_the_formulas():
     assert table2.woodfisher_bytes(whole) > table2.PAPER_MEMORY > table2.mfac_bytes(whole, 512)
 
 
-def test_slices_of_table_2_are_scaled_to_the_whole(monkeypatch):
-    """Time as it would be if it were exactly one second a column, or a step of a block of one number."""
-    monkeypatch.setattr(table2, "_static", lambda G, block, sizes: float(G.shape[1]))
-    monkeypatch.setattr(table2, "_recursion", lambda rows, m: rows.shape[0] * rows.shape[2] ** 2 * rows.shape[1] * 1e-3)
-    settings = table2.Settings(slice_bytes=4 * 6 * 200, woodfisher_seconds=1.0)
-    columns = lambda count: torch.zeros(6, count)  # noqa: E731
-    for block in (10, None):
-        assert table2.mfac_seconds(columns, 10_000, block, 6, None, settings)["seconds"] == pytest.approx(10_000)
-    found = table2.woodfisher_seconds(columns, {10: 1000}, 6, settings)
-    assert found["seconds"] == pytest.approx(1000 * 100 * 6 * 1e-3)
-    assert table2.woodfisher_seconds(columns, {10**6: 1}, 6, settings) is None
-
-
 def test_overheads_are_ratios_of_the_best_and_of_the_medians():
     found = overheads({"SGD": [2.0, 1.0, 4.0], "M-FAC": [3.0, 1.5, 3.0]}, "SGD")
     assert found["M-FAC"]["over_sgd"] == 1.5

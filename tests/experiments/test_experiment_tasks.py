@@ -5,7 +5,6 @@ import itertools
 import pytest
 import torch
 from public_data import needs_data
-from torch import nn
 
 import mfac
 from experiments.correlations import pearson, spearman
@@ -13,7 +12,7 @@ from experiments.datasets.folder import MissingData
 from experiments.datasets.sentence_batches import SentenceBatches, Tokens
 from experiments.tasks.glue_stsb import PairBatches
 from mfac.app.runs.task_batches import measure
-from mfac.app.tasks import Task, TaskError, load_task
+from mfac.app.tasks import Task, load_task
 
 TASKS = ("mnist", "fashion_mnist", "resnet20_cifar10", "glue_mrpc", "glue_rte", "glue_sst2", "glue_stsb")
 
@@ -132,28 +131,3 @@ def test_measures_of_sentences():
     assert pearson(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([1.0, 4.0, 9.0])) == pytest.approx(
         0.98974, abs=1e-5
     )
-
-
-def test_minilm_is_read_from_hugging_face_files_too(tmp_path, monkeypatch):
-    from safetensors.torch import save_file
-    from transformers import BertConfig, BertModel
-
-    from experiments.models.minilm import minilm_classifier
-
-    monkeypatch.setenv("MFAC_DATA", str(tmp_path))
-    config = BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
-    encoder, folder = BertModel(config), tmp_path / "minilm-l3"
-    folder.mkdir()
-    config.to_json_file(folder / "config.json")
-    with pytest.raises(
-        MissingData, match=r"has no weights; `python -m experiments.datasets minilm-l3` fetches model.safetensors"
-    ):
-        minilm_classifier(2)
-    save_file({name: value.half() for name, value in encoder.state_dict().items()}, folder / "model.safetensors")
-    model = minilm_classifier(2)
-    layer = "encoder.layer.0.output.dense.weight"
-    assert torch.equal(model.bert.state_dict()[layer], encoder.state_dict()[layer].half().float())
-    assert isinstance(model.classifier, nn.Linear)
-    save_file({"something.weight": torch.zeros(2)}, folder / "model.safetensors")
-    with pytest.raises(TaskError, match=r"do not fit its config.json"):
-        minilm_classifier(2)

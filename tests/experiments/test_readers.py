@@ -2,14 +2,13 @@
 
 import struct
 
-import numpy as np
 import pytest
 import torch
 from public_data import needs_data
 
 from experiments import data
 from experiments.datasets.folder import MissingData, data_folder
-from experiments.datasets.image_folder import FolderBatches, ImageFolder, centre_crop, random_crop
+from experiments.datasets.image_folder import FolderBatches, ImageFolder
 from experiments.datasets.images import HALVES, crop_and_flip, load_cifar10, load_cifar100, load_mnist, read_idx
 from experiments.datasets.sentences import load_glue
 from experiments.recipe import Request
@@ -154,11 +153,6 @@ def test_batches_of_images_are_seeded_and_new_in_every_pass():
     assert [y.tolist() for _, y in shuffled] == [first]
 
 
-def test_pixels_are_normalised_by_channel():
-    images = torch.tensor([0, 255, 51], dtype=torch.uint8).view(1, 3, 1, 1)
-    assert torch.allclose(HALVES(images).flatten(), torch.tensor([-1.0, 1.0, -0.6]))
-
-
 def test_crops_are_shifts_with_black_beyond_the_border():
     images = torch.randint(1, 256, (32, 3, 32, 32)).to(torch.uint8)
     torch.manual_seed(1)
@@ -190,18 +184,6 @@ def test_a_folder_of_images(image_folder):
     assert images[4][0].float().mean((1, 2)).tolist() == [0, 0, 250]
     labels = [label for _, batch in FolderBatches(image_folder, 4, size=16, workers=0) for label in batch.tolist()]
     assert labels == [0, 0, 0, 1, 1, 1]
-
-
-def test_crops_of_images_of_any_form():
-    pixels = np.zeros((64, 128, 3), np.uint8)
-    pixels[:, 32:96] = 255
-    cut = np.array(centre_crop(Image.fromarray(pixels), 56))  # 0.875 of the shorter side
-    assert cut.shape == (56, 56, 3)
-    assert cut.min() == 255
-    crops = [np.array(random_crop(Image.fromarray(pixels), 24, np.random.default_rng(seed))) for seed in (1, 2, 1)]
-    assert crops[0].shape == (24, 24, 3)
-    assert np.array_equal(crops[0], crops[2])
-    assert np.array(random_crop(Image.new("RGB", (400, 2)), 8, np.random.default_rng(0))).shape == (8, 8, 3)
 
 
 def test_batches_of_a_folder_are_seeded_in_any_process_and_resume_by_their_generator(image_folder):

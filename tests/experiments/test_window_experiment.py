@@ -1,16 +1,13 @@
 """The comparison of storages: steps beside an uncompressed run, and whole runs, saved so that they go on."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
-from public_data import needs_data
 from torch import nn
 
 from experiments import ledger, windows
 from experiments.optimizers import Task
-from experiments.recipes import bert
 
 
 @pytest.fixture
@@ -50,36 +47,3 @@ def test_runs_are_saved_and_told(capsys, tmp_path):
     windows.table()
     told = capsys.readouterr().out
     assert all(f"cifar10, {key}, 2 seeds" in told for key in windows.CHOSEN)
-
-
-@pytest.fixture
-def development_sentences(monkeypatch):
-    """Only those of the development set: reading all others takes long."""
-    read = bert.examples
-    monkeypatch.setattr(bert, "examples", lambda task, _, settings: read(task, "dev", settings))
-
-
-@needs_data
-@pytest.mark.parametrize(
-    ("measure", "name", "storages"),
-    [(lambda: windows.measure_sentences([1]), "sst2", windows.CHOSEN),
-     (lambda: windows.measure_bert_tiny("bert_short"), "bert_short", ("top-k 1 %", "int8", "float32"))],
-    ids=["MiniLM", "BERT-tiny"],
-)  # fmt: skip
-@pytest.mark.usefixtures("development_sentences")
-def test_sentences(measure, name, storages, tmp_path, monkeypatch):
-    """Two steps, and windows that these fill."""
-    short = replace(windows.SST2, steps=2, window=2, dev=4, train=48, longest=24)
-    monkeypatch.setattr(windows, "SST2", short)
-    monkeypatch.setitem(windows.BERTS, "bert_short", short)
-    monkeypatch.setattr(windows, "RIVALS", {"bert_short": {"Adam": (1e-3,)}})
-    measure()
-    cells = json.loads((tmp_path / f"windows_{name}.json").read_text())["cells"]
-    rivals = {"rival, Adam, lr 0.001"} if name == "bert_short" else set()
-    assert set(cells) == {f"run, {key}, seed 1" for key in storages} | rivals
-    for title, cell in cells.items():
-        assert (len(cell["losses"]), cell["finished"]) == (2, True)
-        assert 0 <= windows.accuracies(cell)[1][-1] <= 100
-        if title not in rivals:
-            assert cell["window"] == 2
-            assert cell["peak_gib"] > 0.1

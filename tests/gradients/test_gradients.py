@@ -143,9 +143,6 @@ def test_arguments_that_do_not_fit(arguments, message):
         collect_gradients(**given)
 
 
-# What is not finite, and what does not fit.
-
-
 @pytest.mark.parametrize("per_sample", [False, True])
 def test_losses_that_are_not_finite_are_named(per_sample):
     case = mlp(12)
@@ -182,9 +179,6 @@ def test_memory_is_asked_for_before_anything_is_allocated(monkeypatch):
         collect_gradients(case.model, case.loss_fn, [case.batch], 100000)
 
 
-# Blocks.
-
-
 @pytest.mark.parametrize("per_sample", [False, True])
 def test_blocks_are_those_of_the_rows(per_sample):
     case = mlp(50)
@@ -203,9 +197,6 @@ def test_blocks_that_do_not_fit(monkeypatch):
     monkeypatch.setattr("mfac.gradients.accumulate.available_memory", lambda device: 10240)
     with pytest.raises(MemoryError, match=r"blocks of 32 over 66 weights need .*; what would fit: block_size=26"):
         accumulate_fisher(case.model, case.loss_fn, [case.batch], 1, 32)
-
-
-# The progress bar.
 
 
 @pytest.mark.parametrize("terminal", [False, True])

@@ -204,16 +204,6 @@ def test_an_inverse_that_has_drifted_is_refined_and_measured(in_numpy):
     assert (whole, terms, total) == pytest.approx((weights @ c**2, np.diag(K) @ c**2, c @ np.asarray(K) @ c))
 
 
-def test_the_window_is_the_same_in_numpy_and_in_torch(monkeypatch):
-    small = window(6)
-    monkeypatch.setattr(sliding, "SMALL", 0)
-    large = window(6)
-    for g in mixed(80, 30):
-        assert torch.allclose(small.update_and_apply(g), large.update_and_apply(g), rtol=1e-5, atol=1e-6)
-    assert small._inverse.age == large._inverse.age > 0
-    assert torch.allclose(small._inverse.inverse, large._inverse.inverse, rtol=1e-9, atol=1e-9)
-
-
 @each_way
 @pytest.mark.parametrize("filled", [0, 3, 6, 9])
 @pytest.mark.parametrize("kind", [None, torch.bfloat16, torch.int8, mfac.TopK(0.2)], ids=str)

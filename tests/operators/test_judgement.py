@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import mfac
 from mfac.precision import FEW_ROWS
 
-CASES = int(os.environ.get("MFAC_CASES", "60"))  # MFAC_CASES=10000 is the long search
+CASES = int(os.environ.get("MFAC_CASES", "25"))  # MFAC_CASES=10000 is the long search
 
 
 def collinear(draw, m, d):
@@ -69,12 +69,11 @@ def check(G, damping, block_size):
         assert oracle.condition(G, damping) > 1e10
 
 
-@pytest.mark.parametrize("block_size", [None, 50, 90])
-@pytest.mark.parametrize("damping", [1e-7, 1e-4, 1e-1])
+@pytest.mark.parametrize(("damping", "block_size"), [(1e-7, None), (1e-4, 40), (1e-2, 70), (1e-1, None)])
 @pytest.mark.parametrize("rows", ADVERSARIES)
 def test_rows_made_to_deceive(rows, damping, block_size):
     generator = torch.Generator().manual_seed(1)
-    G = rows(lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=generator), 64, 150)
+    G = rows(lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=generator), 50, 100)
     assert len(G) > FEW_ROWS
     check(G.float(), damping, block_size)
 
@@ -118,17 +117,19 @@ SCALES = [0.0, 1e-30, 1e-12, 1e-3, 1.0, 1e3, 1e12, 1e30, float("nan")]
 
 @settings(max_examples=CASES, deadline=None, derandomize=True)
 @given(
-    m=st.integers(0, 6),
-    d=st.integers(0, 9),
+    m=st.integers(0, 12),
+    d=st.integers(0, 16),
     scale=st.sampled_from(SCALES),
     of_x=st.sampled_from(SCALES[:-1]),
     damping=st.sampled_from([1e-30, 1e-8, 1e-3, 1.0, 1e8, 1e30]),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
     kind=st.sampled_from(["plain", "duplicates", "transposed", "strided", "requires_grad"]),
-    block_size=st.sampled_from([None, 1, 4]),
+    sizes=st.sampled_from(
+        [{}, {"block_size": 1}, {"block_size": 4}, {"page_size": 3}, {"block_size": 5, "page_size": 7}]
+    ),
     seed=st.integers(0, 10**6),
 )
-def test_any_input_is_answered_right_or_refused(m, d, scale, of_x, damping, dtype, kind, block_size, seed):
+def test_any_input_is_answered_right_or_refused(m, d, scale, of_x, damping, dtype, kind, sizes, seed):
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(m, 2 * d, dtype=torch.float64, generator=generator)
     rows = (rows[:1].expand(m, -1) if kind == "duplicates" else rows).mul(scale).to(dtype)
@@ -136,16 +137,18 @@ def test_any_input_is_answered_right_or_refused(m, d, scale, of_x, damping, dtyp
     G = G.clone().requires_grad_() if kind == "requires_grad" else G
     before = G.detach().clone()
     try:
-        op = mfac.StaticInverseFisher(G, damping, block_size=block_size)
+        op = mfac.StaticInverseFisher(G, damping, **sizes)
         x = (of_x * torch.randn(d, dtype=torch.float64, generator=generator)).to(op.dtype)
         found = [(op @ x).double(), op.diagonal().double()]
     except (ValueError, torch.linalg.LinAlgError):
         found = []
     if found and oracle.condition(before, damping) < 1e14:
-        blocks = None if block_size is None else [(i, min(i + block_size, d)) for i in range(0, d, block_size)]
+        block_size = sizes.get("block_size", d)
+        blocks = [(i, min(i + block_size, d)) for i in range(0, d, block_size)]
         dense, _ = oracle.inverse(oracle.fisher(before, damping, blocks=blocks))
+        limit = min(1e-4, oracle.tolerance(before, damping, op.dtype))
         largest = torch.finfo(op.dtype).max
         for answer, exact in zip(found, (dense @ oracle.wide(x), dense.diagonal()), strict=True):
             if 1e-30 < abs(exact).max() < largest:
-                assert oracle.error(answer, exact) < 1e-4
+                assert oracle.error(answer, exact) < limit
     assert torch.equal(G.detach().nan_to_num(), before.nan_to_num())

@@ -50,9 +50,6 @@ def write(rows, k, g):
     return stored.dense
 
 
-# Rows.
-
-
 @every_kind
 def test_every_way_to_read_rows_gives_what_was_written(kind):
     rows, written = built(kind), []
@@ -145,9 +142,6 @@ def test_top_k_keeps_the_largest_and_gives_the_rest_to_the_next_row(dtype):
         assert torch.equal(rows.state()["error"], error)
 
 
-# The operator; that it is exact for the rows as stored is in the conformance suite.
-
-
 @every_kind
 def test_a_step_is_the_inverse_times_the_row_as_stored(kind):
     op = window(kind)
@@ -192,9 +186,6 @@ def test_a_gradient_beyond_the_range_of_its_storage_is_refused(kind, name):
     with pytest.raises(RuntimeError, match=rf"squared norm in {name} is"):
         op.update(torch.full((D,), 1e6 if kind == torch.float16 else 3.4e38))
     assert op.num_seen == M
-
-
-# Conversion.
 
 
 @pytest.mark.parametrize(
@@ -260,9 +251,6 @@ def test_rows_of_an_unknown_storage_are_refused():
     state["rows"]["codes"] = state["rows"]["codes"].flatten()
     with pytest.raises(ValueError, match=r"codes of int8 rows must be \[m, d\], not \[270\].*earlier version"):
         window(torch.int8).load_state_dict(state)
-
-
-# Arguments and memory.
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from optimizers import (
 from states import moved, same, weights
 from torch import nn
 
-from mfac import MFAC, MFACPreconditioner
+from mfac import MFAC, MFACPreconditioner, TopK
 
 FORMS = {
     "generator": lambda model: model.parameters(),
@@ -66,9 +66,6 @@ def test_a_parameter_twice_in_a_group_warns_and_counts_once(build):
     clone = copy.deepcopy(optimizer)
     clone.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     assert same(clone.state_dict(), optimizer.state_dict())
-
-
-# Parameters that are frozen or added.
 
 
 def test_a_thawed_parameter_is_as_if_its_gradients_had_been_zero():
@@ -128,9 +125,6 @@ def test_an_added_group_has_its_own_options_and_a_refused_one_is_not_added():
     train(model, optimizer, range(4, 6))
 
 
-# Layouts and dtypes.
-
-
 @every_optimizer
 def test_channels_last_and_scalar_parameters(build):
     def run(memory_format):
@@ -180,9 +174,6 @@ def test_a_model_in_another_dtype(build, dtype):
     assert {tensor.dtype for tensor in model.parameters()} == {dtype}
 
 
-# Masks.
-
-
 MASK = mask_of(torch.empty(7, 5))
 
 
@@ -227,6 +218,7 @@ def test_a_mask_is_copied_and_one_of_a_frozen_parameter_counts_once_it_is_thawed
     [
         {"momentum": 0.9, "weight_decay": 0.1, "max_step_norm": 0.01},
         {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1, "decoupled_weight_decay": True},
+        {"weight_decay": 0.1, "window": TopK(0.4, block=8), "update_every": 2},
     ],
 )
 def test_pruned_weights_stay_exactly_zero(options):

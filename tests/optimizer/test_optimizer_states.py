@@ -147,9 +147,6 @@ def test_distributed_checkpoints(build, named, tmp_path):
     assert_same_course((model, optimizer), (twin, fresh), range(8, 14))
 
 
-# States of something else.
-
-
 def groups_of(*sizes):
     return [{"params": [nn.Parameter(torch.ones(3)) for _ in range(size)]} for size in sizes]
 

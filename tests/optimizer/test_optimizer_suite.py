@@ -33,9 +33,6 @@ def test_zero_gradients_move_nothing_but_by_decay(build, request):
     assert any(moved(before, model)) is (request.node.callspec.id in DECAYING)
 
 
-# Groups and their options.
-
-
 @every_optimizer
 def test_options_of_groups_equal_to_those_of_the_optimizer(build):
     options = {"lr": 0.01, "weight_decay": 0.05}
@@ -64,9 +61,6 @@ def test_groups_with_their_own_decay_momentum_and_direction():
     expected = [w[0] - g[0] - 0.5 * w[0], w[1] * 0.875 - 0.25 * g[1], w[2] + g[2], w[3] - 0.25 * g[3], w[4]]
     for tensor, value in zip(params, expected, strict=True):
         torch.testing.assert_close(tensor.detach(), value, rtol=1e-9, atol=1e-10)
-
-
-# Closures and gradients.
 
 
 @every_optimizer
@@ -142,9 +136,6 @@ def test_a_gradient_scaler_and_a_step_that_overflows(build):
     assert scaler.get_scale() == 512.0
 
 
-# Copies.
-
-
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_deep_copies_and_pickles_continue_on_their_own(name):
     model, optimizer = trained(OPTIMIZERS[name], 9)
@@ -160,9 +151,6 @@ def test_deep_copies_and_pickles_continue_on_their_own(name):
         assert same(weights(twin), weights(model))
         assert same(copied.state_dict(), optimizer.state_dict())
         copied.add_param_group({"params": nn.Linear(2, 2).named_parameters()})
-
-
-# Learning rates and hooks.
 
 
 def test_a_scheduler_of_the_learning_rate_and_the_momentum():

@@ -33,14 +33,13 @@ from mfac import MFAC, MFACPreconditioner
         ({"max_step_norm": 0.0}, "max_step_norm must be positive, or None for steps of any length, not 0.0"),
         ({"nonfinite": "ignore"}, "nonfinite must be 'raise' or 'skip', not 'ignore'"),
         ({"precision": "float16"}, "precision must be"),
+        ({"momentum_on": "weights"}, "momentum_on must be 'step' or 'gradient'"),
+        ({"momentum_on": "gradient", "momentum": 0.5, "update_every": 2}, "every gradient must enter it"),
     ],
 )
 def test_arguments_out_of_their_range(options, words):
     with pytest.raises(ValueError, match=words):
         mfac(network().parameters(), **options)
-
-
-# Gradients that cannot be used.
 
 
 @every_optimizer
@@ -73,7 +72,7 @@ ORDINARY = {
 @pytest.mark.parametrize("problem", ORDINARY)
 def test_one_batch_repeated_on_an_ordinary_problem(problem):
     scale, lr, loss = ORDINARY[problem]
-    for seed in range(20):
+    for seed in range(5):
         torch.manual_seed(seed)
         model, x = nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 3)), scale * torch.randn(64, 20)
         optimizer = MFAC(model.parameters(), lr=lr, num_grads=64)
@@ -96,7 +95,9 @@ def steps(optimizer, weight, gradients):
 def test_a_finite_gradient_beyond_float64_raises_the_damping_for_its_step(options):
     weight = nn.Parameter(torch.zeros(6))
     optimizer, g = MFAC([weight], lr=1.0, num_grads=4, **options), 1e9 * torch.arange(1.0, 7.0)
-    with pytest.warns(UserWarning, match=r"damping=.* is too small for gradients of norm 9.54e\+09") as caught:
+    with pytest.warns(
+        UserWarning, match=r"damping=.* too small for gradients of norm 9.54e\+09.*raise the damping"
+    ) as caught:
         steps(optimizer, weight, [g] * 7)
     assert len(caught) == 1
     assert optimizer.diagnostics()["raised"] > 1
@@ -140,21 +141,6 @@ def test_sparse_gradients_are_refused_by_name():
     assert same(optimizer.state_dict(), state)
 
 
-# Damping.
-
-
-def test_a_damping_that_is_too_small_for_repeated_gradients_can_be_raised_for_good():
-    parameter = torch.zeros(4, requires_grad=True)
-    optimizer = MFAC([parameter], num_grads=3, damping=1e-30)
-    with pytest.warns(UserWarning, match=r"damping=1e-30 is too small .* norm 548 .* took \S+, .*raise the damping"):
-        steps(optimizer, parameter, [torch.tensor([100.0, 200.0, 300.0, 400.0])] * 3)
-    before = parameter.detach().clone()
-    optimizer.damping = 1.0
-    optimizer.step()
-    torch.testing.assert_close(before - parameter.detach(), 1e-3 * parameter.grad / (1 + 3e5), rtol=1e-4, atol=0)
-    assert optimizer.diagnostics()["cosine"] == pytest.approx(1, abs=1e-6)
-
-
 @pytest.mark.parametrize("damping", [-1.0, float("inf"), "much"])
 def test_a_wrong_damping_is_refused_and_the_old_one_stays(damping):
     model, optimizer = ready(mfac, 6)
@@ -191,9 +177,6 @@ def test_a_schedule_gets_the_number_of_steps_waits_for_finite_gradients_and_ends
     optimizer.damping = lambda step: 0.25 * step
     train(model, optimizer, [6])
     assert optimizer.damping == optimizer.state_dict()["state"][0]["window"]["damping"] == 1.25
-
-
-# Memory.
 
 
 def held_bytes(optimizer):
@@ -249,9 +232,6 @@ def test_what_does_not_fit_is_refused_with_figures(monkeypatch):
     assert len(optimizer.param_groups) == 1
 
 
-# Figures and the longest step.
-
-
 def test_diagnostics_are_those_of_the_step():
     torch.manual_seed(5)
     parameter = torch.randn(6, dtype=torch.float64).requires_grad_()
@@ -297,9 +277,6 @@ def test_no_step_is_longer_than_max_step_norm():
     assert lengths(max_step_norm=1e6) == lengths()
 
 
-# Averages in the dual, and a damping relative to the window.
-
-
 def rows_of(optimizer):
     return torch.cat([entry["rows"].flatten(1) for entry in optimizer.state_dict()["state"].values()], 1)
 
@@ -337,15 +314,3 @@ def test_an_automatic_damping_follows_the_mean_eigenvalue_of_the_window(scale):
     optimizer.damping = 0.25
     optimizer.step()
     assert optimizer.damping == 0.25
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"momentum_on": "weights"}, "momentum_on must be 'step' or 'gradient'"),
-        ({"momentum_on": "gradient", "momentum": 0.5, "update_every": 2}, "every gradient must enter it"),
-    ],
-)
-def test_averages_that_are_refused(options, words):
-    with pytest.raises(ValueError, match=words):
-        mfac(network().parameters(), **options)

@@ -49,14 +49,6 @@ def test_the_diagonal_fisher_is_the_mean_of_squared_gradients():
     assert result.true_increase == pytest.approx(result.predicted_increase)
 
 
-def test_auto_damping_is_said_in_the_records():
-    case = mlp()
-    batches = [(torch.randn(4, 5), torch.randint(3, (4,))) for _ in range(8)]
-    result = prune(case.model, case.loss_fn, batches, 0.5, num_grads=8, recomputations=2, damping="auto")
-    assert result.damping > 0
-    assert result.history[0].damping != result.history[1].damping  # the scale of the gradients has changed
-
-
 def test_sampled_labels_and_single_samples():
     loss_fn = mfac.criterion_loss(nn.CrossEntropyLoss())
     models = []

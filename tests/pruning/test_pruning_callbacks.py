@@ -49,9 +49,6 @@ def test_paces_that_are_none():
         PacedPruning(lambda model, optimizer: model, every=1).begin(mlp().model, None, 1)
 
 
-# Hugging Face
-
-
 def hugging_face(folder):
     """A Trainer that prunes before training, and after 3 and 6 steps."""
     case = bert(24, padded=False, tokens=5)
@@ -94,9 +91,6 @@ def test_hugging_face_must_not_bring_back_a_denser_model(tmp_path):
         TransformersPruning(lambda m, o: None, every=3).on_train_begin(
             TrainingArguments(str(tmp_path), use_cpu=True, save_steps=4, **options), None, None, model=case.model
         )
-
-
-# Lightning
 
 
 class Module(pl.LightningModule):

@@ -47,7 +47,7 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "l2_decay": partial(mfac, weight_decay=0.01),
     "decoupled_decay": partial(mfac, weight_decay=0.1, decoupled_weight_decay=True, momentum=0.5),
     "int8_window": partial(mfac, window=Int8(block=16, stochastic=True)),
-    "topk_window": partial(mfac, window=TopK(0.5, block=3)),  # so that every parameter has a block of its own
+    "topk_window": partial(masked, window=TopK(0.5, block=3)),  # so that every layer has blocks of its own
     "update_every": partial(mfac, update_every=2),
     "max_step_norm": partial(mfac, max_step_norm=0.05),
     "damping_schedule": partial(mfac, damping=lambda step: 0.1 if step < 4 else 0.2),

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import sys
 from multiprocessing import forkserver
+from pathlib import Path
 
 import pytest
 import torch
@@ -31,6 +32,12 @@ def in_process(function, *arguments):
     process = started(function, *arguments)
     process.join()
     return process.exitcode
+
+
+def peak():
+    """The peak of this process in MiB. Not ru_maxrss, which a process inherits from the one that started it."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
 
 
 def _alone(function, *arguments):
