@@ -83,11 +83,7 @@ def test_json_is_one_object_with_the_command_to_repeat(tmp_path):
         (["prune", "--device", "abacus"], 1, "device 'abacus' cannot be used here"),
         (["prune", "--checkpoint", "other.pt"], 1, "other.pt does not fit the model: size mismatch for 2.weight"),
         (["prune", "--sparsity", "0.5", "--sparsity", "0.5"], 1, "give at least one sparsity, without repeats"),
-        (
-            ["train", "--window", "int4"],
-            1,
-            "window must be one of float32, float64, bfloat16, float16, int8",
-        ),
+        (["train", "--window", "int4"], 1, "window must be one of float32, float64, bfloat16, float16, int8"),
         (["train", "--damping", "fast"], 2, "'fast' is not a number"),
         (["train", "--lr", "adam=0.1"], 2, "adam is not one of full-matrix-adam, adamw"),
         (["train", "--optimizer", "task"], 1, "the task small defines no optimizer"),

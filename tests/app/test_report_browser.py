@@ -56,8 +56,7 @@ def browse(path, folder, *options):
 
 
 @pytest.mark.parametrize(
-    ("scheme", "names"),
-    [("light", ("gradual", "training", "twenty", "nasty")), ("dark", ("gradual",))],
+    ("scheme", "names"), [("light", ("gradual", "training", "twenty", "nasty")), ("dark", ("gradual",))]
 )
 def test_the_page_is_laid_out_on_phones_and_desktops(tmp_path, scheme, names):
     shown = [(name, width) for name in names for width in (PHONE, DESKTOP)]

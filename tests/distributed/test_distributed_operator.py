@@ -68,14 +68,6 @@ def test_pieces_side_by_side_are_the_answers_of_the_dense_matrix(rank_pool, size
         torch.testing.assert_close(torch.stack(first), inverse[start, start : start + 2], **close)
 
 
-def test_the_steps_are_those_of_one_process(rank_pool):
-    op = DynamicInverseFisher(M, D, LAMBDA, dtype=torch.float64, normalize="full")
-    expected = torch.stack([op.update_and_apply(g) for g in gradients()])
-    ranks = rank_pool.run(3, pieces_of_everything, None)
-    found = torch.cat([pieces["steps"] for _, pieces, _ in ranks], -1)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
-
-
 @on_ranks(3)
 def test_a_gradient_that_is_not_finite_on_one_rank_is_refused_on_all(group):
     here = piece_of(group)

@@ -8,12 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from experiments.baselines.ggt import GGT, ggt_step
-from experiments.baselines.kfac import (
-    KFAC,
-    cholesky_factors,
-    damped_factors,
-    solve_factors,
-)
+from experiments.baselines.kfac import KFAC, cholesky_factors, damped_factors, solve_factors
 from experiments.contenders import plain_contenders, resnet_contenders
 from experiments.training import compute_gradients
 

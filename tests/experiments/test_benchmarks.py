@@ -12,7 +12,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import bench_peers
-from peers import growth, inverses, matrices, page, steps, tables
+from peers import inverses, matrices, page, steps, tables
 from peers.cells import Journal, Limits, run_cell
 
 M, D = 6, 40
@@ -55,13 +55,6 @@ class Silent:
 
     def first(self, figures):
         pass
-
-
-def test_growth_finds_its_exponents():
-    points = [(d, m, 1e-9 * d**1.1 * m**2) for d in (10**4, 10**5, 10**6) for m in (16, 64, 256)]
-    assert growth.exponents(points) == pytest.approx((1.1, 2.0))
-    assert growth.exponents([(d, None, 1e-6 * d) for d in (10**4, 10**5, 10**6)]) == (pytest.approx(1.0), None)
-    assert growth.exponents([(10**4, 16, 1.0)]) == (None, None)
 
 
 def test_what_does_not_fit_is_not_begun():

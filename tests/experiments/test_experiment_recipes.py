@@ -17,7 +17,7 @@ from experiments.image_task import MODELS, ImageTask
 from experiments.ledger import Ledger
 from experiments.models.mobilenet import MobileNetV1
 from experiments.recipe import Recipe, Request, Results
-from experiments.recipes import RECIPES, bert, normalizer_free, table1, table2, table3, table4_right
+from experiments.recipes import RECIPES, bert, table1, table2, table3, table4_right
 from experiments.step_times import overheads
 from experiments.training import Training, cosine, drops, last_loss
 
@@ -227,14 +227,6 @@ def test_rows_are_done_by_one_process_each(tmp_path):
     assert other.wants("row 2")
     assert not other.wants("something else")
     assert Request("smoke", tmp_path).wants("row 1")
-
-
-def test_how_far_kept_weights_have_moved():
-    """By 3 of a length of 5: what was removed does not count."""
-    model = torch.nn.Linear(3, 1, bias=False)
-    model.weight.data = torch.tensor([[6.0, 4.0, 0.0]])
-    before, masks = {"weight": torch.tensor([[3.0, 4.0, 7.0]])}, {"weight": torch.tensor([[True, True, False]])}
-    assert normalizer_free.moved(model, before, masks) == 0.6
 
 
 def test_nothing_is_lost_between_runs_that_share_a_file(tmp_path):

@@ -49,10 +49,3 @@ def test_models_without_texts_train(name, monkeypatch):
     monkeypatch.setattr(ten_models, "STEPS", 10)
     found = ten_models.train(name, mfac.FullMatrixAdam, 1)
     assert 0 < found["end"] < 1.1 * found["start"]
-
-
-@pytest.mark.parametrize("scale", [2.0**-20, 2.0**20])
-def test_the_loss_of_a_network_can_be_multiplied(scale, monkeypatch):
-    monkeypatch.setattr(ten_models, "STEPS", 20)
-    make = partial(mfac.FullMatrixAdam, eps=0.0)
-    assert ten_models.train("CNN, batch norm", make, 1, scale) == ten_models.train("CNN, batch norm", make, 1)

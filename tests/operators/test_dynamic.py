@@ -3,7 +3,6 @@
 import re
 import threading
 
-import numpy as np
 import oracle
 import pytest
 import torch
@@ -52,17 +51,17 @@ def test_as_good_as_a_fresh_cholesky_after_many_updates():
     inverse = SlidingInverse(m, torch.device("cpu"))
     generator = torch.Generator().manual_seed(3)
     refreshes = 0
-    for t in range(12_000):
+    for t in range(4_000):
         k = t % m
-        if t % 1000 < m:  # now and then a lap of rows that are far larger or smaller, or nearly repeat one another
-            G[k] = G[(k + 1) % m] * 10.0 ** ((t // 1000) % 5 - 2)
+        if t % 800 < m:  # now and then a lap of rows that are far larger or smaller, or nearly repeat one another
+            G[k] = G[(k + 1) % m] * 10.0 ** ((t // 800) % 5 - 2)
         G[k] += 0.3 * torch.randn(20, dtype=torch.float64, generator=generator)
         G[k] *= 1 / max(1.0, float(G[k].norm()) / 100)
         inverse.replace(k, G[: max(inverse.size, k + 1)] @ G[k], shift)
         if inverse.inverse is None:
             refreshes += 1
             inverse.settle()
-        if (t % 3_989 == 0 and t >= m) or t == 11_999:
+        if (t % 1_333 == 0 and t >= m) or t == 3_999:
             S = shift * torch.eye(m, dtype=torch.float64) + G @ G.T
             exact, _ = oracle.inverse(oracle.wide(S))
             fresh = torch.cholesky_inverse(torch.linalg.cholesky(S))[:, k]
@@ -70,7 +69,7 @@ def test_as_good_as_a_fresh_cholesky_after_many_updates():
             assert oracle.error(inverse.column(k), exact[:, k]) < limit
             b = torch.randn(m, dtype=torch.float64, generator=generator)
             assert oracle.error(inverse.solve(b), exact @ oracle.wide(b)) < max(limit, 1e-9)
-    assert refreshes < 0.05 * 12_000  # so the updates were updates
+    assert refreshes < 0.05 * 4_000  # so the updates were updates
 
 
 def test_drift_is_noticed_and_repaired():
@@ -164,44 +163,9 @@ def test_arguments_out_of_range_are_refused(arguments, message):
         window(**arguments)
 
 
-# One row of S replaced: the same formulas over tensors and over arrays.
+# The algebra of small windows is in numpy, that of large ones in torch.
 
-SHIFT = 0.1
 each_way = pytest.mark.parametrize("in_numpy", [False, True], ids=["torch", "numpy"])
-
-
-def case(in_numpy):
-    """S⁻¹, and K after row 4 was replaced, both as tensors or as arrays."""
-    G = mixed(12, 40, 1.0, torch.float64)
-    P = torch.linalg.inv(SHIFT * torch.eye(12, dtype=torch.float64) + G @ G.T)
-    G[4] = mixed(1, 40, 3.0, torch.float64, seed=1)[0]
-    K = G @ G.T
-    return (P.numpy(), K.numpy()) if in_numpy else (P, K)
-
-
-@each_way
-def test_a_replaced_row_equals_inverting_anew(in_numpy):
-    P, K = case(in_numpy)
-    before, out, others = P + 0, P * 0, K[4] + 0
-    others[4] = 0
-    sliding.replace_row(P, 4, others, K[4, 4] + SHIFT, out=out)
-    assert np.allclose(out, np.linalg.inv(np.asarray(K) + SHIFT * np.eye(12)), rtol=1e-10, atol=1e-10)
-    assert bool((before == P).all())
-
-
-@each_way
-def test_an_inverse_that_has_drifted_is_refined_and_measured(in_numpy):
-    _, K = case(in_numpy)
-    S = np.asarray(K) + SHIFT * np.eye(12)
-    exact = np.linalg.inv(S)
-    wrong = exact * (1 + 1e-4)
-    refined, figures = sliding.examine(K, wrong if in_numpy else torch.tensor(wrong), 4, SHIFT)
-    square, drifted, whole, collinearity, terms, total = figures
-    assert np.allclose(refined, exact[:, 4], rtol=1e-7, atol=1e-9)
-    assert drifted / whole == pytest.approx(1e-8, rel=1e-2)
-    c, weights = wrong[:, 4], np.diag(S)
-    assert (square, collinearity) == pytest.approx((S[4, 4] - SHIFT, (weights * np.diag(wrong)).max()))
-    assert (whole, terms, total) == pytest.approx((weights @ c**2, np.diag(K) @ c**2, c @ np.asarray(K) @ c))
 
 
 @each_way

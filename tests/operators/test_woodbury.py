@@ -1,6 +1,5 @@
 """The pure functions, against dense linear algebra."""
 
-import oracle
 import pytest
 import torch
 from cases import mixed
@@ -52,10 +51,3 @@ def test_products_do_not_depend_on_how_they_are_cut(stored, computed, monkeypatc
     assert torch.allclose(plain[0], a @ exact.square(), **close)
     if stored == computed:
         assert torch.allclose(products.whiten_(lower, G.clone(), computed).double(), lower @ exact, **close)
-
-
-def test_the_oracle_itself_inverts():
-    F = oracle.fisher(mixed(10, 30), 1e-6)
-    inverse, logdet = oracle.inverse(F)
-    assert abs(F @ inverse - oracle.np.eye(30)).max() < 1e-10
-    assert float(logdet) == pytest.approx(-float(torch.logdet(torch.tensor(F.astype(float)))))

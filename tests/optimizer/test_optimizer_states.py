@@ -9,15 +9,11 @@ import signal
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from optimizers import every_optimizer, loss_of, mask_of, masked, mfac, network, train, trained
+from optimizers import every_optimizer, every_storage, loss_of, mask_of, masked, mfac, network, train, trained
 from processes import in_process
 from states import same, through_a_file, weights
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 
 
 def resumed(build, model, state, **options):
@@ -124,7 +120,7 @@ def test_momentum_of_parameters_in_bfloat16_is_not_rounded():
 # torch.distributed.checkpoint, without a process group.
 
 
-@every_optimizer
+@every_storage
 @pytest.mark.parametrize("named", [None, False, True], ids=["plain", "by name", "by name in full"])
 @pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed")
 def test_distributed_checkpoints(build, named, tmp_path):
@@ -249,7 +245,7 @@ def test_killed_five_times_and_resumed_the_final_weights_are_the_same_bits(tmp_p
     assert same(*final)
 
 
-@every_optimizer
+@every_storage
 @pytest.mark.parametrize(
     ("damage", "message"),
     [

@@ -7,11 +7,9 @@ import torch
 from pruning_cases import DAMPING, SIZES, blocks_of, dense_joint, dense_obs, dense_scores, quadratic
 
 import mfac
-from experiments.baselines.woodfisher import inverse_removal
 from mfac import pages, primal
 from mfac.pruning.curvature import FisherCurvature
 from mfac.pruning.greedy import greedy_costs
-from mfac.woodbury import primal_removal
 
 CPU = torch.device("cpu")
 
@@ -55,20 +53,6 @@ def test_every_update_is_the_dense_one(kind, m, block_size, update, tmp_path, mo
     assert torch.equal(delta[removed], -problem.theta[removed])
     assert cost == pytest.approx(0.5 * float(truth @ problem.F @ truth), rel=max(1e-9, tight["rtol"]))
     assert torch.allclose(curvature.scores(problem.theta), dense_scores(problem.F, problem.theta), rtol=1e-5)
-
-
-def test_primal_and_inverse_removals_agree_also_for_all_and_for_none():
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(5, 9, 6, generator=generator, dtype=torch.float64)
-    F = rows.mT @ rows / 9 + 0.1 * torch.eye(6)
-    theta = torch.randn(5, 6, generator=generator, dtype=torch.float64)
-    removed = torch.rand(5, 6, generator=generator) < 0.5
-    removed[0], removed[1] = True, False
-    for one, other in zip(
-        primal_removal(F, theta, removed), inverse_removal(torch.linalg.inv(F), theta, removed), strict=True
-    ):
-        assert torch.allclose(one, other, atol=1e-12)
-    assert not primal_removal(F, theta, removed)[0][1].any()
 
 
 @pytest.mark.parametrize("block_size", [None, 7, 32])

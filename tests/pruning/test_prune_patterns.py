@@ -6,10 +6,7 @@ from models import mlp
 from pruning_cases import dense_joint, quadratic, quick, solve, zeros
 from torch import nn
 
-from mfac.pruning.budget import Pool
 from mfac.pruning.greedy import greedy_costs
-from mfac.pruning.patterns import NOfM
-from mfac.pruning.selection import cheapest_slices
 from mfac.woodbury import scores
 
 
@@ -60,18 +57,6 @@ def test_groups_that_masks_made_sparser_stay_so():
     assert counts[0, 0] == 1
     assert (counts.flatten()[1:] == 2).all()
     assert not (result.masks["0.weight"] & ~mask).any()
-
-
-def test_in_one_step_each_group_keeps_its_best():
-    scores = torch.tensor([[4.0, 1.0, 3.0, 2.0, 1.0, 2.0, 3.0, 4.0]])
-    mask = torch.ones(1, 8, dtype=torch.bool)
-    mask[0, 4] = False
-    offered = NOfM(2, 4).offered(scores, mask)
-    assert offered.isfinite().tolist() == [[False, True, False, True, False, True, False, False]]
-    kernel = torch.arange(16.0).view(1, 4, 2, 2)
-    finite = NOfM(2, 4).offered(kernel, torch.ones_like(kernel, dtype=torch.bool)).isfinite()
-    assert finite[:, :2].all()
-    assert not finite[:, 2:].any()
 
 
 def literal_order(F, theta, groups, removals):
@@ -142,14 +127,6 @@ def test_the_row_that_goes_is_the_cheapest_a_weight_by_the_dense_system(block_si
     assert gone.nonzero()[:, 0].tolist() == list(range(start, stop))
     assert result.true_increase == pytest.approx(result.predicted_increase, rel=1e-8)
     assert result.predicted_increase == pytest.approx(costs[start, stop] * (stop - start), rel=1e-8)
-
-
-def test_slices_respect_pools_and_floors():
-    costs, sizes = torch.tensor([1.0, 2.0, 3.0, 10.0]), torch.tensor([2, 2, 2, 4])
-    ranges = {"a": range(0, 3), "b": range(3, 4)}
-    pools = [Pool(("a", "b"), 3)]
-    assert cheapest_slices(costs, sizes, ranges, pools, {"a": 1, "b": 1}) == {0, 1}
-    assert cheapest_slices(costs, sizes, ranges, pools, {"a": 4, "b": 1}) == {0}
 
 
 def test_greedy_needs_dense_blocks_and_gives_the_exact_count(monkeypatch):

@@ -143,7 +143,7 @@ OPERATORS: dict[str, Callable[[Tensor, float, Any], Built]] = {
     "blocks paged": partial(static, block_size=4, page_size=9),
     "one weight a block": partial(static, block_size=1),
     "pages": partial(static, page_size=7),
-    "one column a page": partial(static, page_size=1),
+    "small pages": partial(static, page_size=3),
     "one page": partial(static, page_size=1000),
     "disk": partial(static, disk=True, page_size=11),
     "blocks on disk": partial(static, disk=True, block_size=15, page_size=16),

@@ -67,6 +67,7 @@ def builds(names: Iterable[str]) -> pytest.MarkDecorator:
 
 
 every_optimizer = builds(OPTIMIZERS)
+every_storage = builds(["plain", "int8_window", "topk_window", "masks_momentum_decay", "full_matrix"])
 some_optimizers = builds(["nesterov", "update_every", "masks_momentum_decay", "full_matrix"])
 # Without decay, and without a second moment, which starts with the first gradient, as torch's Adam has it.
 with_past_zeros = builds(name for name in OPTIMIZERS if name not in DECAYING and "full_matrix" not in name)
