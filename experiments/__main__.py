@@ -1,10 +1,9 @@
 """Every table and figure of the paper by one command.
 
-python -m experiments list                                # the recipes, and which were run
+python -m experiments list                                # the recipes
 python -m experiments run table2                          # at a size for two cores
 python -m experiments run table2 --jobs 2                 # in two processes of one thread each, which share the rows
-python -m experiments run all                             # one after the other; finished ones are skipped
-python -m experiments run table3 --size full --images IMAGENET --checkpoint resnet50.pt
+python -m experiments run all                             # one after the other
 python -m experiments plot table2                         # the picture and the table of the results
 
 Existing results are not measured again, and the project's are committed: MFAC_RESULTS=FOLDER measures into a folder of
@@ -19,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from experiments.ledger import RESULTS, Ledger
+from experiments.ledger import RESULTS
 from experiments.recipe import SIZES, SMOKE, Request
 from experiments.recipes import RECIPES
 
@@ -45,7 +44,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         prog="python -m experiments", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     verbs = parser.add_subparsers(dest="what", required=True)
-    verbs.add_parser("list", help="the recipes, and which were run")
+    verbs.add_parser("list", help="the recipes")
     run = verbs.add_parser("run", help="run a recipe, or resume it")
     run.add_argument("recipe", choices=[*RECIPES, "all"])
     plot = verbs.add_parser("plot", help="draw the results")
@@ -56,38 +55,23 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     run.add_argument("--only", default="", help="rows whose name contains this")
     run.add_argument("--jobs", type=int, default=1, help="processes of one thread each, which share the rows")
     run.add_argument("--shared", type=Path, help=argparse.SUPPRESS)  # tells such a process where rows are noted
-    run.add_argument("--images", type=Path, help="ImageNet: a folder with train/CLASS and val/CLASS")
-    run.add_argument("--checkpoint", type=Path, help="of a trained model, for sizes that start from one")
     return parser.parse_args(argv)
 
 
-def finished(request: Request) -> Ledger:
-    """The recipes that finished at a size, with command, environment and seconds."""
-    return Ledger(f"runs_{request.size}", f"python -m experiments run all --size {request.size}", request.folder)
-
-
 def run_one(name: str, request: Request, jobs: int = 1) -> None:
-    """One recipe and its plot; noted as finished if all of it was asked for."""
+    """One recipe, and its plot if all of it was asked for."""
     began = time.perf_counter()
     if jobs > 1:
         run_in_processes(name, request, jobs)
     RECIPES[name].run(request)
-    if request.only or request.shared:
-        return
-    seconds = round(time.perf_counter() - began, 1)
-    ledger = finished(request)
-    ledger.cells.pop(name, None)
-    command = f"python -m experiments run {name} --size {request.size}"
-    ledger.cell(name, lambda: {"command": command, "environment": ledger.record["environment"],
-                               "seconds_of_the_last_start": seconds})  # fmt: skip
-    print(f"{name}: {RECIPES[name].plot(request)}, {seconds:.0f} s", flush=True)
+    if not request.only and not request.shared:
+        print(f"{name}: {RECIPES[name].plot(request)}, {time.perf_counter() - began:.0f} s", flush=True)
 
 
 def run_in_processes(name: str, request: Request, jobs: int) -> None:
     """Each row by the next free process, in one file of results; RuntimeError if a process failed."""
-    given = {"--only": request.only, "--images": request.images, "--checkpoint": request.checkpoint}
     command = [sys.executable, "-m", "experiments", "run", name, "--size", request.size, "--folder", request.folder]
-    command += [part for option, value in given.items() if value for part in (option, value)]
+    command += ["--only", request.only]
     one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory(prefix="mfac-rows-") as shared:
         workers = [subprocess.Popen([*command, "--shared", shared], env=os.environ | one_thread) for _ in range(jobs)]
@@ -103,14 +87,11 @@ def run_in_processes(name: str, request: Request, jobs: int) -> None:
 
 
 def run_all(request: Request, jobs: int = 1) -> None:
-    """All recipes that have not finished; a failure does not stop the others."""
+    """All recipes; a failure does not stop the others."""
     began = time.perf_counter()
     failed = []
     for number, (name, recipe) in enumerate(RECIPES.items(), 1):
         place = f"{number} of {len(RECIPES)}: {name}"
-        if name in finished(request).cells:
-            print(f"{place}, done before: its results are in {request.folder}", flush=True)
-            continue
         spent = (time.perf_counter() - began) / 60
         print(f"{place}, {recipe.title}; {spent:.0f} minutes so far, about {recipe.minutes} for this", flush=True)
         try:
@@ -125,8 +106,7 @@ def run_all(request: Request, jobs: int = 1) -> None:
 
 def show() -> None:
     for name, recipe in RECIPES.items():
-        sizes = [size for size in ("small", "full") if name in finished(Request(size)).cells]
-        print(f"{name:18} {recipe.title}; small: {recipe.minutes} min; run here: {', '.join(sizes) or 'not yet'}")
+        print(f"{name:18} {recipe.title}; {recipe.minutes} min")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from experiments.training import Factor, cosine, drops
 # M-FAC in the units of normalize="sum", in which one learning rate serves every length of the window: with 512
 # gradients these are the paper's 1e-3 and 1e-5 exactly.
 PAPER_WINDOW, PAPER_DAMPING = 512, 1e-5
-WEIGHT_DECAYS = (0.0, 1e-5, 1e-4, 5e-4, 1e-3, 3e-3, 1e-2)  # the paper's grid
 
 
 @dataclass(frozen=True)
@@ -36,24 +35,10 @@ class Contender:
     def factor(self) -> Factor:
         return cosine if self.schedule == "cosine" else drops(0.5, 0.75)
 
-    def settings(self) -> dict[str, Any]:
-        """The settings that this optimizer has."""
-        others = {"num_grads", "damping", "every"} - set(_OWN.get(self.name, ()))
-        return {key: value for key, value in vars(self).items() if key not in others}
-
-
-_OWN = {"K-FAC": ("damping", "every"), "GGT": ("num_grads",), "M-FAC": ("num_grads", "damping")}
-
 
 def _mfac(c: Contender, model: nn.Module) -> torch.optim.Optimizer:
-    return mfac.MFAC(
-        model.named_parameters(),
-        c.lr * PAPER_WINDOW,
-        c.num_grads,
-        c.damping * PAPER_WINDOW,
-        weight_decay=c.decay,
-        normalize="sum",
-    )
+    lr, damping = c.lr * PAPER_WINDOW, c.damping * PAPER_WINDOW
+    return mfac.MFAC(model.named_parameters(), lr, c.num_grads, damping, weight_decay=c.decay, normalize="sum")
 
 
 def _adahessian(c: Contender, model: nn.Module) -> torch.optim.Optimizer:

@@ -1,17 +1,16 @@
 """Images for the recipes: batches by seed, and accuracy on the test images."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from experiments.classification import accuracy
 from experiments.datasets.folder import data_folder
 from experiments.datasets.images import CIFAR10, HALVES, IMAGENET, Normalisation, crop_and_flip, load_cifar10
 
-__all__ = ["CIFAR10", "HALVES", "IMAGENET", "ImageBatches", "cifar10", "data_folder", "load_cifar10"]
+__all__ = ["CIFAR10", "HALVES", "IMAGENET", "ImageBatches", "accuracy", "cifar10", "data_folder", "load_cifar10"]
 
 cifar10 = cache(load_cifar10)  # not to be written to
 
@@ -49,6 +48,16 @@ class ImageBatches:
 
 def cifar_batches(size: int, normalisation: Normalisation, seed: int, augment: bool = True) -> ImageBatches:
     return ImageBatches(*cifar10("train"), size, normalisation, seed=seed, augment=augment)
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """The fraction of samples classified correctly, in eval mode; the mode is restored."""
+    device, training = next(model.parameters()).device, model.training
+    model.eval()
+    hits = [model(inputs.to(device)).argmax(1) == labels.to(device) for inputs, labels in batches]
+    model.train(training)
+    return float(torch.cat(hits).double().mean())
 
 
 def make_test(

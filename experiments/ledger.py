@@ -55,7 +55,7 @@ class Ledger:
         with _lock(self.path.parent):
             self._merge_saved()  # cells that other processes have added meanwhile
             partial = self.path.with_suffix(".partial")
-            partial.write_text(json.dumps(self.record, indent=1) + "\n")
+            partial.write_text(json.dumps(self.record, indent=1, default=str) + "\n")
             os.replace(partial, self.path)
 
 

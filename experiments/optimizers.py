@@ -102,18 +102,12 @@ TASKS: dict[str, tuple[Callable[[], Task], dict[str, dict[str, Make]]]] = {
 
 
 def train(
-    task: Task,
-    make: Make,
-    steps: int,
-    seed: int,
-    tests: bool = True,
-    keep: str | None = None,
-    ledger: Ledger | None = None,
+    task: Task, make: Make, steps: int, seed: int, keep: str | None = None, ledger: Ledger | None = None
 ) -> dict[str, Any]:
     """A run. With `keep`, the key of its cell, it is saved after every pass, with its figures in the ledger."""
     model = task.model(seed)
     run = Training(model, make(list(model.named_parameters())), task.batches(seed), steps, cosine, loss_fn=task.loss_fn,
-                   test=task.test if tests else None, test_every=task.test_every,
+                   test=task.test, test_every=task.test_every,
                    keep=None if keep is None else file_of(keep))  # fmt: skip
     if keep is not None and ledger is not None:
         run.note = lambda record: ledger.note(keep, {"seed": seed} | thinned(record, task.test_every))

@@ -9,25 +9,17 @@ from typing import Any
 
 from experiments.ledger import RESULTS, Ledger
 
-SIZES = ("full", "small", "smoke")
+SIZES = ("small", "smoke")
 SMOKE = Path(__file__).parent.parent / "build" / "smoke"  # results without meaning, never committed
 
 
 @dataclass(frozen=True)
 class Request:
-    """A recipe at a size, and what only the user can know."""
-
-    size: str  # "full" is the paper's, "small" takes about 20 minutes on two cores, "smoke" seconds
+    size: str = "small"  # about 20 minutes on two cores; "smoke", for tests, takes seconds
     folder: Path = RESULTS
     only: str = ""  # rows whose name contains this
-    images: Path | None = None  # ImageNet, a folder with `train` and `val`
-    checkpoint: Path | None = None  # of a trained model
     shared: Path | None = None  # a folder in which processes that share a recipe note who does which row
     _mine: set[str] = field(default_factory=set, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if self.size not in SIZES:
-            raise ValueError(f"size must be one of {', '.join(SIZES)}, not {self.size!r}")
 
     def wants(self, row: str) -> bool:
         """Whether a row is asked for, and no other process does it."""
@@ -42,15 +34,22 @@ class Request:
         self._mine.add(row)
         return True
 
-    def image_folder(self, split: str) -> Path:
-        if self.images is None:
-            raise ValueError("this size needs ImageNet: --images FOLDER, with FOLDER/train/CLASS and FOLDER/val/CLASS")
-        return self.images / split
 
-    def weights(self) -> Path:
-        if self.checkpoint is None:
-            raise ValueError("this size starts from a trained model: --checkpoint FILE, a state dict as torch saves it")
-        return self.checkpoint
+class Results(Ledger):
+    """The cells of one recipe at one size, each with the seconds that it took."""
+
+    def __init__(self, name: str, command: str, request: Request):
+        super().__init__(name, command, request.folder)
+        self.picture = self.path.with_suffix(".png")
+        self.wants = request.wants
+
+    def row(self, key: str, compute: Callable[[], dict[str, Any]]) -> None:
+        """A cell that is a row by itself."""
+        if self.wants(key):
+            self.cell(key, compute)
+
+    def cell(self, key: str, compute: Callable[[], Any]) -> Any:
+        return super().cell(key, lambda: _timed(compute))
 
 
 @dataclass(frozen=True)
@@ -59,29 +58,33 @@ class Recipe:
 
     name: str
     title: str
-    run: Callable[[Request], None]
-    plot: Callable[[Request], Path]  # -> the picture
+    measure: Callable[[Results, Any], None]  # of the results and the settings
+    draw: Callable[[Results, Any], Path]  # -> the picture
+    small: Any  # settings, an object with attributes
+    smoke: Any
     minutes: int  # about what "small" takes on two cores
+    file: str = ""  # of the results, if not NAME_SIZE
+    command: str = ""  # likewise
+
+    def run(self, request: Request) -> None:
+        results, settings = self._open(request)
+        results.record["settings"] = vars(settings)
+        self.measure(results, settings)
+
+    def plot(self, request: Request) -> Path:
+        return self.draw(*self._open(request))
+
+    def _open(self, request: Request) -> tuple[Results, Any]:
+        command = self.command or f"python -m experiments run {self.name} --size {request.size}"
+        results = Results(self.file or f"{self.name}_{request.size}", command, request)
+        return results, self.smoke if request.size == "smoke" else self.small
 
 
-class Results(Ledger):
-    """The cells of one recipe at one size, each with the seconds that it took."""
-
-    def __init__(self, name: str, request: Request):
-        command = f"python -m experiments run {name} --size {request.size}"
-        super().__init__(f"{name}_{request.size}", command, request.folder)
-        self.picture = self.path.with_suffix(".png")
-
-    def settings(self, **settings: Any) -> None:
-        self.record["settings"] = settings
-
-    def cell(self, key: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        return super().cell(key, lambda: _timed(compute))
-
-
-def _timed(compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _timed(compute: Callable[[], Any]) -> Any:
     wall, processor = time.perf_counter(), time.process_time()
     cell = compute()
+    if not isinstance(cell, dict):
+        return cell
     return cell | {
         "wall_seconds": round(time.perf_counter() - wall, 2),
         "processor_seconds": round(time.process_time() - processor, 2),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import mfac
 from experiments.datasets.folder import data_folder
+from mfac.gradients.batches import move
 from mfac.pruning.atomic_file import replacing
 
 RUNS = data_folder().parent / "runs"  # checkpoints of unfinished runs, and networks that were trained once
@@ -77,31 +78,20 @@ class Training:
     """Trains a model in place for `steps` steps, the learning rate times `factor(fraction of steps done)`.
 
     `test` is called every `test_every` steps and at the end, and is not part of the seconds. A checkpoint is saved in
-    `keep` every `keep_every` passes over the batches, with the state of their `generator`, if they have one.
+    `keep` after every pass over the batches, with the state of their `generator`, if they have one.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        batches: Iterable[Any],
-        steps: int,
-        factor: Factor,
-        *,
-        test: Callable[[nn.Module], dict[str, float]] | None = None,
-        test_every: int = 10**9,
-        loss_fn: Callable[[nn.Module, Any], Tensor] = cross_entropy,
-        keep: Path | None = None,
-        keep_every: int = 1,
-    ):
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Any], steps: int, factor: Factor, *,
+        test: Callable[[nn.Module], dict[str, float]] | None = None, test_every: int = 10**9,
+        loss_fn: Callable[[nn.Module, Any], Tensor] = cross_entropy, keep: Path | None = None,
+    ):  # fmt: skip
         self.model, self.optimizer, self.batches, self.steps = model, optimizer, batches, steps
-        self.test, self.test_every, self.loss_fn, self.keep_every = test, test_every, loss_fn, keep_every
+        self.device = next(model.parameters()).device
+        self.test, self.test_every, self.loss_fn = test, test_every, loss_fn
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: factor(min(1.0, t / steps)))
         self.checkpoint = Checkpoint(keep, model=model, optimizer=optimizer, scheduler=self.scheduler)
-        self.losses: list[float] = []
-        self.clock: list[float] = []
-        self.tests: list[dict[str, float]] = []
-        self.passes = 0
+        self.losses, self.clock, self.tests = list[float](), list[float](), list[dict[str, float]]()
         self.note: Callable[[dict[str, Any]], None] | None = None  # gets the record whenever a checkpoint is saved
 
     def run(self) -> dict[str, Any]:
@@ -113,9 +103,7 @@ class Training:
                     return self._record(finished=False)
                 if len(self.losses) == self.steps:
                     break
-            self.passes += 1
-            if self.passes % self.keep_every == 0:
-                self._save()
+            self._save()
         self.checkpoint.remove()
         return self._record(finished=True)
 
@@ -124,7 +112,7 @@ class Training:
         self.model.train()
         began = time.process_time()
         self.optimizer.zero_grad()
-        loss = self.loss_fn(self.model, batch)
+        loss = self.loss_fn(self.model, move(batch, self.device))
         value = float(loss.detach())
         if not math.isfinite(value):
             return False
@@ -152,7 +140,7 @@ class Training:
     def _save(self) -> None:
         generator = getattr(self.batches, "generator", None)
         self.checkpoint.save(
-            losses=self.losses, clock=self.clock, tests=self.tests, passes=self.passes, random=torch.get_rng_state(),
+            losses=self.losses, clock=self.clock, tests=self.tests, random=torch.get_rng_state(),
             order=None if generator is None else generator.get_state(),
         )  # fmt: skip
         if self.note is not None:

@@ -31,15 +31,22 @@ from torch.nn import functional as F
 
 import mfac
 from experiments import data
-from experiments.ledger import RESULTS, Ledger
-from experiments.models.bert import bert_classifier
+from experiments.datasets.sentences import COLUMNS
+from experiments.ledger import Ledger
+from experiments.models.bert import bert_tiny
+from experiments.models.sentence_classifier import minilm_sentences
 from experiments.optimizers import TASKS, Task, accuracies, train
-from experiments.recipe import Request
 from experiments.recipes import bert
 from experiments.training import cosine as cosine_schedule
 from experiments.training import cross_entropy, last_loss
 from mfac.app.runs.environment import process_peak_bytes
 from mfac.windows.storage import Window
+
+
+def untrained_bert(task: str) -> nn.Module:
+    """BERT-tiny (Turc et al., 2019)."""
+    return bert_tiny(len(COLUMNS[task].classes))
+
 
 STORAGES: dict[str, Window] = {
     "float32": torch.float32,
@@ -59,14 +66,19 @@ STEPS = {"digits": 440, "cifar10": 300}
 SEEDS = (1, 2, 3, 4, 5)
 CHOSEN = ("float32", "bfloat16", "int8", "top-k 1 %")  # for tasks that take long
 IMAGES = 12_800  # of CIFAR-10, a hundred batches
-SST2 = replace(bert.SIZES["small"], steps=100, window=64, dev=400)
-SST2_RATE = 0.3  # the lowest loss after 50 steps, of 0.1, 0.3 and 1
-# With 1,024 gradients a window of 18 GB in float32, and more steps than it has rows.
-BERTS = {
-    "bert_tiny": replace(SST2, steps=1100, window=1024, train=20_000),
-    "bert_short": replace(SST2, steps=300, window=256, train=20_000),
+# The best learning rate after 50 steps, of 0.1, 0.3 and 1.
+SST2, SST2_RATE = replace(bert.RECIPE.small, steps=100, window=64, dev=400), 0.3
+# {task: settings, how its model is made, storages: the smallest first, so that its peak memory is measured}. With 1,024
+# gradients of BERT-tiny a window takes 18 GB in float32, and there are more steps than it has rows.
+SENTENCES: dict[str, tuple[bert.Settings, bert.Maker, tuple[str, ...]]] = {
+    "sst2": (SST2, minilm_sentences, CHOSEN),
+    "bert_tiny": (replace(SST2, steps=1100, window=1024, train=20_000), untrained_bert, ("top-k 1 %", "int8")),
+    "bert_short": (
+        replace(SST2, steps=300, window=256, train=20_000),
+        untrained_bert,
+        ("top-k 1 %", "int8", "float32"),
+    ),
 }
-BERT_STORAGES = {"bert_tiny": ("top-k 1 %", "int8"), "bert_short": ("top-k 1 %", "int8", "float32")}
 # Whether so few steps are enough for any optimizer: {optimizer: learning rates}.
 RIVALS = {"bert_short": {"Adam": (3e-4, 1e-3), "SGD": (0.01, 0.03, 0.1), "M-FAC": (0.003, 0.03)}}
 
@@ -137,37 +149,24 @@ def measure(name: str, seeds: Sequence[int]) -> None:
             ledger.cell(f"run, {key}, seed {seed}", partial(train, task, make, steps, seed))
 
 
-def measure_sentences(seeds: Sequence[int]) -> None:
-    make_model = bert.networks(Request("small", folder=RESULTS))["MiniLM-L3"]
+def measure_sentences(name: str, seeds: Sequence[int]) -> None:
+    settings, make_model, storages = SENTENCES[name]
+    ledger, run = ledger_of(name), partial(bert.tuned, task="sst2", make_model=make_model)
     for seed in seeds:
-        for key in CHOSEN:
-            tune("sst2", key, seed, make_model, SST2)
-
-
-def measure_bert_tiny(name: str) -> None:
-    """The smaller storage first, so that its peak memory is measured; then the rivals."""
-    for key in BERT_STORAGES[name]:
-        tune(name, key, SEEDS[0], untrained_bert, BERTS[name])
-    settings = replace(BERTS[name], storage=torch.float32)
+        for key in storages:
+            stored = replace(settings, storage=STORAGES[key])
+            ledger.cell(
+                f"run, {key}, seed {seed}",
+                lambda seed=seed, stored=stored: (
+                    run("M-FAC", SST2_RATE, seed=seed, settings=stored)
+                    | {"peak_gib": round(process_peak_bytes() / 2**30, 2)}
+                ),
+            )
+    dense = replace(settings, storage=torch.float32)
     for optimizer, rates in RIVALS.get(name, {}).items():
-        for rate in rates:
-            key = f"rival, {optimizer}, lr {rate:g}"
-            run = partial(bert.tuned, key, rate, optimizer, "sst2", SEEDS[0], untrained_bert, settings, settings.steps)
-            ledger_of(name).cell(key, run)
-
-
-def untrained_bert(task: str) -> nn.Module:
-    return bert_classifier("tiny", bert.num_outputs(task))
-
-
-def tune(name: str, key: str, seed: int, make_model: bert.Maker, settings: bert.Settings) -> None:
-    settings = replace(settings, storage=STORAGES[key])
-
-    def run() -> dict[str, Any]:
-        record = bert.tuned(key, SST2_RATE, "M-FAC", "sst2", seed, make_model, settings, settings.steps)
-        return record | {"peak_gib": round(process_peak_bytes() / 2**30, 2)}
-
-    ledger_of(name).cell(f"run, {key}, seed {seed}", run)
+        for lr in rates:
+            key = f"rival, {optimizer}, lr {lr:g}"
+            ledger.cell(key, partial(run, optimizer, lr, seed=SEEDS[0], settings=dense))
 
 
 def ledger_of(name: str) -> Ledger:
@@ -175,7 +174,7 @@ def ledger_of(name: str) -> Ledger:
 
 
 def table() -> None:
-    for name in (*SETTINGS, "sst2", *BERTS):
+    for name in (*SETTINGS, *SENTENCES):
         cells = ledger_of(name).cells
         for key, record in cells.get(f"steps, seed {SEEDS[0]}", {}).items():
             tail = record["cosines"][len(record["cosines"]) // 2 :]
@@ -198,15 +197,12 @@ def deviation(values: list[float]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=[*SETTINGS, "sst2", *BERTS, "table"])
-    parser.add_argument("--seeds", nargs="+", type=int, choices=SEEDS, default=SEEDS)
-    arguments = parser.parse_args()
-    if arguments.task == "sst2":
-        measure_sentences(arguments.seeds)
-    elif arguments.task in BERTS:
-        measure_bert_tiny(arguments.task)
-    elif arguments.task != "table":
-        measure(arguments.task, arguments.seeds)
+    parser.add_argument("task", choices=[*SETTINGS, *SENTENCES, "table"])
+    parser.add_argument("--seeds", nargs="+", type=int, choices=SEEDS, help="all; of BERT-tiny the first")
+    given = parser.parse_args()
+    seeds = given.seeds or (SEEDS[:1] if given.task.startswith("bert") else SEEDS)
+    if given.task != "table":
+        (measure_sentences if given.task in SENTENCES else measure)(given.task, seeds)
     table()
 
 

@@ -26,25 +26,16 @@ class GGT(Optimizer):
     """
 
     def __init__(
-        self,
-        params: Iterable[Tensor],
-        lr: float = 0.05,
-        window: int = 100,
-        *,
-        beta: float = 0.9,
-        eps: float = 1e-2,
+        self, params: Iterable[Tensor], lr: float = 0.05, window: int = 100, *, beta: float = 0.9, eps: float = 1e-2,
         weight_decay: float = 0.0,
-    ):
+    ):  # fmt: skip
         super().__init__(params, {"lr": lr, "beta": beta, "eps": eps, "weight_decay": weight_decay})
         self.window = window
         tensors = self.param_groups[0]["params"]
         dim = sum(p.numel() for p in tensors)
         # With the first parameter, so that state_dict saves them.
-        self.state[tensors[0]] = {
-            "count": 0,
-            "rows": tensors[0].new_zeros(window, dim),
-            "average": tensors[0].new_zeros(dim),
-        }
+        rows, average = tensors[0].new_zeros(window, dim), tensors[0].new_zeros(dim)
+        self.state[tensors[0]] = {"count": 0, "rows": rows, "average": average}
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]

@@ -56,17 +56,9 @@ class KFAC(Optimizer):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        lr: float = 0.1,
-        damping: float = 0.2,
-        *,
-        momentum: float = 0.9,
-        decay: float = 0.95,
-        weight_decay: float = 0.0,
-        clip: float | None = 1e-3,
-        every: int = 1,
-    ):
+        self, model: nn.Module, lr: float = 0.1, damping: float = 0.2, *, momentum: float = 0.9, decay: float = 0.95,
+        weight_decay: float = 0.0, clip: float | None = 1e-3, every: int = 1,
+    ):  # fmt: skip
         defaults = {"lr": lr, "damping": damping, "momentum": momentum, "decay": decay, "weight_decay": weight_decay,
                     "clip": clip, "every": every, "steps": 0}  # fmt: skip
         super().__init__(list(model.parameters()), defaults)

@@ -32,15 +32,9 @@ BASELINES: dict[str, Any] = {
 
 
 def prune(
-    model: nn.Module,
-    loss_fn: LossFn,
-    batches: Iterable[Batch],
-    sparsity: Sparsity,
-    *,
-    method: str = "mfac",
-    masks: Masks = None,
-    **options: Any,
-) -> PruningResult:
+    model: nn.Module, loss_fn: LossFn, batches: Iterable[Batch], sparsity: Sparsity, *, method: str = "mfac",
+    masks: Masks = None, **options: Any,
+) -> PruningResult:  # fmt: skip
     """Prunes by a method of `mfac.prune` or by a baseline; `options` has the paper's defaults."""
     options = PAPER | options
     if method not in BASELINES:

@@ -40,14 +40,8 @@ def load_mnist(split: str, name: str = "mnist") -> tuple[Tensor, Tensor]:
 def load_cifar10(split: str) -> tuple[Tensor, Tensor]:
     """(images [n, 3, 32, 32], labels [n]) of "train" or "test", from the binary version."""
     paths = [find("cifar10", "cifar-10-batches-bin", name) for name in CIFAR10_FILES[_check_split(split)]]
-    records = torch.cat([_read_records(path, labels=1) for path in paths])
+    records = torch.cat([_read_records(path) for path in paths])
     return records[:, 1:].reshape(-1, 3, 32, 32).contiguous(), records[:, 0].long()
-
-
-def load_cifar100(split: str) -> tuple[Tensor, Tensor]:
-    """(images [n, 3, 32, 32], fine labels [n]) of "train" or "test", from the binary version."""
-    records = _read_records(find(None, "cifar-100-binary", f"{_check_split(split)}.bin"), labels=2)
-    return records[:, 2:].reshape(-1, 3, 32, 32).contiguous(), records[:, 1].long()
 
 
 @dataclass(frozen=True)
@@ -81,8 +75,8 @@ def crop_and_flip(images: Tensor, generator: torch.Generator | None = None, padd
     return padded[torch.arange(n)[:, None, None, None], torch.arange(channels)[None, :, None, None], rows, columns]
 
 
-def _read_records(path: Path, labels: int) -> Tensor:
-    data, size = np.fromfile(path, np.uint8), labels + PIXELS
+def _read_records(path: Path) -> Tensor:
+    data, size = np.fromfile(path, np.uint8), 1 + PIXELS
     if len(data) == 0 or len(data) % size:
         raise ValueError(f"{path} is damaged: {len(data)} bytes are no whole number of records of {size}")
     return torch.from_numpy(data.reshape(-1, size))

@@ -37,14 +37,9 @@ class SentenceBatches:
     """
 
     def __init__(
-        self,
-        examples: list[Tokens],
-        batch_size: int,
-        *,
-        shuffle: bool = False,
-        regression: bool = False,
+        self, examples: list[Tokens], batch_size: int, *, shuffle: bool = False, regression: bool = False,
         generator: torch.Generator | None = None,
-    ):
+    ):  # fmt: skip
         self.examples, self.batch_size, self.shuffle, self.generator = examples, batch_size, shuffle, generator
         self.dtype = torch.float32 if regression else torch.int64
 

@@ -14,35 +14,20 @@ from mfac.app.tasks import TaskError
 STORED_ONLY = ("model_type", "pooler", "stored_dtype", "architectures", "transformers_version", "_name_or_path")
 
 
-def minilm_classifier(labels: int) -> nn.Module:
-    """The encoder under a fresh pooler and classifier, in eval mode.
-
-    Embeddings are frozen, which leaves 5.5 of 17.3 million weights to train: their gradients are nearly all zero.
-    """
-    transformers = require_transformers()
-    model: Any = transformers.BertForSequenceClassification(_config(num_labels=labels))
-    _load(model.bert)
-    return model.eval()
-
-
 def minilm_encoder() -> nn.Module:
-    """The encoder alone, as it was trained, embeddings frozen."""
-    encoder: nn.Module = require_transformers().BertModel(_config(), add_pooling_layer=False)
-    _load(encoder)
-    return encoder
-
-
-def _config(**more: Any) -> Any:
+    """As it was trained. Embeddings are frozen, 11.8 of 17.1 million weights: their gradients are nearly all zero."""
     transformers = require_transformers()
     fields = json.loads(find("minilm-l3", "minilm-l3", "config.json").read_text())
-    return transformers.BertConfig(**{key: value for key, value in fields.items() if key not in STORED_ONLY}, **more)
+    config = transformers.BertConfig(**{key: value for key, value in fields.items() if key not in STORED_ONLY})
+    encoder: nn.Module = transformers.BertModel(config, add_pooling_layer=False)
+    _load(encoder)
+    return encoder
 
 
 def _load(encoder: Any) -> None:
     folder = find("minilm-l3", "minilm-l3", "config.json").parent
     missing, spare = encoder.load_state_dict(_read_weights(folder), strict=False)
-    lost = [key for key in missing if not key.startswith("pooler.")] + list(spare)
-    if lost:
+    if lost := [*missing, *spare]:
         raise TaskError(f"the weights in {folder} do not fit its config.json: {', '.join(lost[:3])} ...")
     encoder.embeddings.requires_grad_(False)
 

@@ -1,25 +1,21 @@
-"""MobileNetV1 (Howard et al., 2017), for ImageNet, and with its first strides left out for 32 x 32 images.
-
-The names of the weights are those of the STR checkpoints that the paper starts from: `model.0.0.weight`, ..., `fc`.
-"""
+"""MobileNetV1 (Howard et al., 2017) with its first two strides left out, for 32 x 32 images."""
 
 from torch import Tensor, nn
 
 # (output channels, stride) of the 13 depthwise separable layers.
-LAYERS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1),) * 5, (1024, 2), (1024, 1))
+LAYERS = ((64, 1), (128, 1), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1),) * 5, (1024, 2), (1024, 1))
 
 
 class MobileNetV1(nn.Module):
-    """`small_images` leaves the first two strides out: 32 x 32 pixels become 4 x 4; `width` multiplies all channels."""
+    """`width` multiplies all channels."""
 
-    def __init__(self, num_classes: int = 1000, small_images: bool = False, width: float = 1.0):
+    def __init__(self, num_classes: int = 1000, width: float = 1.0):
         super().__init__()
         channels = int(32 * width)
-        layers = [_convolution(3, channels, 1 if small_images else 2)]
-        for number, (wide, stride) in enumerate(LAYERS):
-            out = int(wide * width)
-            layers.append(_separable(channels, out, 1 if small_images and number == 1 else stride))
-            channels = out
+        layers = [_convolution(3, channels, 1)]
+        for wide, stride in LAYERS:
+            layers.append(_separable(channels, int(wide * width), stride))
+            channels = int(wide * width)
         self.model = nn.Sequential(*layers)
         self.fc = nn.Linear(channels, num_classes)
 

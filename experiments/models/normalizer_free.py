@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.nn.parameter import Parameter
 
 RELU_GAIN = math.sqrt(2 / (1 - 1 / math.pi))  # what ReLU takes from the deviation of a Gaussian
+ALPHA = 0.2
 
 
 class ScaledConv2d(nn.Conv2d):
@@ -28,65 +29,43 @@ class ScaledConv2d(nn.Conv2d):
 
 
 class FreeBlock(nn.Module):
-    """x + α f(x/β): β is the expected standard deviation of the input, α scales the branch.
+    """x + α f(x/β): β is the expected standard deviation of the input, α scales the branch of two convolutions."""
 
-    `widths` are of the input and of every convolution in the branch; the first kernel wider than one has the stride.
-    """
-
-    def __init__(self, widths: list[int], sizes: list[int], stride: int, alpha: float, beta: float):
+    def __init__(self, channels_in: int, channels_out: int, stride: int, beta: float):
         super().__init__()
-        strided = next(i for i, size in enumerate(sizes) if size > 1)
-        self.convolutions = nn.ModuleList(
-            ScaledConv2d(widths[i], widths[i + 1], size, stride if i == strided else 1, size // 2)
-            for i, size in enumerate(sizes)
-        )
-        self.alpha, self.beta, self.stride = alpha, beta, stride
-        self.shortcut = ScaledConv2d(widths[0], widths[-1], 1) if stride > 1 or widths[0] != widths[-1] else None
+        self.conv1 = ScaledConv2d(channels_in, channels_out, 3, stride, 1)
+        self.conv2 = ScaledConv2d(channels_out, channels_out, 3, 1, 1)
+        self.beta, self.stride = beta, stride
+        self.shortcut = ScaledConv2d(channels_in, channels_out, 1) if stride > 1 else None
 
     def forward(self, x: Tensor) -> Tensor:
         y = _relu(x) / self.beta
         if self.shortcut is not None:
-            x = self.shortcut(F.avg_pool2d(y, self.stride, ceil_mode=True) if self.stride > 1 else y)
-        for i, convolution in enumerate(self.convolutions):
-            y = convolution(y if i == 0 else _relu(y))
-        return x + self.alpha * y
+            x = self.shortcut(F.avg_pool2d(y, self.stride, ceil_mode=True))
+        return x + ALPHA * self.conv2(_relu(self.conv1(y)))
 
 
 class NormalizerFreeResNet(nn.Module):
-    """Stages of blocks after a stem; see `nf_resnet50` and `nf_resnet`."""
+    """For 32 x 32 images, 6n + 2 layers, as `experiments.models.resnet.ResNet`."""
 
-    def __init__(self, stem: nn.Module, channels: int, stages: list[tuple[list[int], int, int]], sizes: list[int],
-                 num_classes: int, alpha: float = 0.2):  # fmt: skip
+    def __init__(self, depth: int = 20, num_classes: int = 10):
         super().__init__()
-        self.stem = stem
-        blocks, variance = [], 1.0
-        for branch, count, stride in stages:
-            for i in range(count):
-                step = stride if i == 0 else 1
-                blocks.append(FreeBlock([channels, *branch], sizes, step, alpha, math.sqrt(variance)))
+        count, rest = divmod(depth - 2, 6)
+        if rest:
+            raise ValueError(f"the depth must be 6 n + 2 (20, 32, 44, ...), not {depth}")
+        self.stem = ScaledConv2d(3, 16, 3, 1, 1)
+        blocks, variance, channels = [], 1.0, 16
+        for width in (16, 32, 64):
+            for _ in range(count):
+                blocks.append(FreeBlock(channels, width, width // channels, math.sqrt(variance)))
                 # A shortcut through a convolution starts again from a deviation of one.
-                variance = (1.0 if blocks[-1].shortcut is not None else variance) + alpha**2
-                channels = branch[-1]
+                variance = (1.0 if blocks[-1].shortcut is not None else variance) + ALPHA**2
+                channels = width
         self.blocks = nn.Sequential(*blocks)
         self.fc = nn.Linear(channels, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(_relu(self.blocks(self.stem(x))).mean((2, 3)))
-
-
-def nf_resnet50(num_classes: int = 1000) -> NormalizerFreeResNet:
-    stem = nn.Sequential(ScaledConv2d(3, 64, 7, 2, 3), nn.MaxPool2d(3, 2, 1))
-    stages = [([p, p, 4 * p], count, 1 if p == 64 else 2) for p, count in ((64, 3), (128, 4), (256, 6), (512, 3))]
-    return NormalizerFreeResNet(stem, 64, stages, [1, 3, 1], num_classes)
-
-
-def nf_resnet(depth: int = 20, num_classes: int = 10) -> NormalizerFreeResNet:
-    """A normalizer-free ResNet for 32 x 32 images, 6n + 2 layers."""
-    blocks, rest = divmod(depth - 2, 6)
-    if rest:
-        raise ValueError(f"the depth must be 6 n + 2 (20, 32, 44, ...), not {depth}")
-    stages = [([width, width], blocks, 1 if width == 16 else 2) for width in (16, 32, 64)]
-    return NormalizerFreeResNet(ScaledConv2d(3, 16, 3, 1, 1), 16, stages, [3, 3], num_classes)
 
 
 def _relu(x: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from experiments.datasets.folder import find
-from experiments.datasets.image_folder import ImageFolder
 
 EXPANSION = 4
 IMAGENETTE = (0, 217, 482, 491, 497, 566, 569, 571, 574, 701)  # its classes among those of ImageNet
@@ -77,7 +76,8 @@ def imagenette(split: str) -> tuple[Tensor, Tensor]:
     """Pictures of ten classes of ImageNet, normalised for `imagenet_resnet50`, shuffled, and their class numbers."""
     from PIL import Image
 
-    files = ImageFolder(find(None, "imagenette", split)).files
+    folders = sorted(find(None, "imagenette", split).iterdir())  # one for each class
+    files = [(path, number) for number, folder in enumerate(folders) for path in sorted(folder.iterdir())]
     order = torch.randperm(len(files), generator=torch.Generator().manual_seed(0)).tolist()
     arrays = [np.array(Image.open(files[i][0]).convert("RGB"), np.float32) for i in order]  # 224 x 224 as they are
     images = (torch.from_numpy(np.stack(arrays)) - torch.tensor(MEANS)).permute(0, 3, 1, 2)

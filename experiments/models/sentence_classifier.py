@@ -6,8 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from experiments.datasets.sentences import COLUMNS
 from experiments.models.minilm import minilm_encoder
-from experiments.tasks.glue_stsb import LARGEST_SCORE, embed
+
+LARGEST_SCORE = 5.0  # of STS-B
 
 
 class SentenceClassifier(nn.Module):
@@ -40,9 +42,12 @@ class SentenceClassifier(nn.Module):
         return SimpleNamespace(loss=F.cross_entropy(logits, labels), logits=logits)
 
     def _embed(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """One vector per sentence; columns that no row uses are left out."""
+        """The mean of the encoder's outputs: one vector per sentence; columns that no row uses are left out."""
         width = int(mask.sum(1).max())
-        return embed(self.encoder, ids[:, :width], mask[:, :width].long())
+        mask = mask[:, :width].long()
+        hidden = self.encoder(input_ids=ids[:, :width], attention_mask=mask).last_hidden_state
+        weights = mask[..., None].to(hidden.dtype)
+        return (hidden * weights).sum(1) / weights.sum(1)
 
 
 def _second_sentences(ids: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,6 +61,8 @@ def _second_sentences(ids: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat([ids[:, :1], sentences], 1), torch.cat([torch.ones_like(mask[:, :1]), mask], 1)
 
 
-def minilm_sentences(labels: int, pairs: bool) -> nn.Module:
-    encoder = minilm_encoder()
-    return SentenceClassifier(encoder, encoder.config.hidden_size, labels, pairs)  # type: ignore[union-attr,arg-type]
+def minilm_sentences(task: str) -> SentenceClassifier:
+    """MiniLM-L3 for a task of GLUE, embeddings frozen, in eval mode; the classifier is random."""
+    encoder, columns = minilm_encoder(), COLUMNS[task]
+    width: int = encoder.config.hidden_size  # type: ignore[union-attr,assignment]
+    return SentenceClassifier(encoder, width, len(columns.classes) or 1, columns.second is not None).eval()

@@ -4,14 +4,14 @@ ResNet20 is trained by M-FAC on CIFAR-10. At intervals, F⁻¹g of the window (w
 compared with F⁻¹g of m gradients at the current weights, and that with another m. The gradients include the weight
 decay, and are taken on copies of the model in training mode, like the window's.
 
-Small: windows of 64 and 128 gradients, 384 steps, four comparisons each: 24 minutes of one core. Full has the paper's
-512 and 64,000 steps.
+Windows of 64 and 128 gradients, 384 steps, four comparisons each: 24 minutes of one core.
 """
 
 import copy
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch.nn import functional as F
 import mfac
 from experiments import data, drawing
 from experiments.models.resnet import ResNet
-from experiments.recipe import Recipe, Request, Results
+from experiments.recipe import Recipe, Results
 from experiments.training import cross_entropy, drops
 from mfac.layout import ParameterLayout
 
@@ -31,32 +31,23 @@ LR, DAMPING, DECAY, PAPER_WINDOW = 1e-3, 1e-5, 3e-3, 512
 
 @dataclass(frozen=True)
 class Settings:
-    windows: tuple[int, ...]
-    steps: int
-    every: int
+    windows: tuple[int, ...] = (128, 64)
+    steps: int = 384
+    every: int = 96
     batch_size: int = 128
+    depth: int = 20
 
 
-SIZES = {
-    "full": Settings((512,), 63_960, 512),
-    "small": Settings((128, 64), 384, 96),
-    "smoke": Settings((4,), 8, 4, batch_size=8),
-}
-
-
-def run(request: Request) -> None:
-    results, settings = Results("cosine_similarity", request), SIZES[request.size]
-    results.settings(**vars(settings), lr=LR, damping=DAMPING, weight_decay=DECAY)
+def measure(results: Results, settings: Settings) -> None:
     for m in settings.windows:
-        if request.wants(f"m = {m}"):
-            results.cell(f"m = {m}", lambda m=m: compared(m, settings, 8 if request.size == "smoke" else 20))
+        results.row(f"m = {m}", partial(compared, m, settings))
 
 
-def compared(m: int, settings: Settings, depth: int) -> dict[str, Any]:
+def compared(m: int, settings: Settings) -> dict[str, Any]:
     """Trains, and compares at intervals; with normalize="sum" the paper's settings at m = 512 serve every m."""
     torch.manual_seed(1)
     batches, fresh = (endless(data.cifar_batches(settings.batch_size, data.CIFAR10, seed)) for seed in (1, 2))
-    model = ResNet(depth, projection=False).to(memory_format=torch.channels_last)
+    model = ResNet(settings.depth, projection=False).to(memory_format=torch.channels_last)
     damping = DAMPING * PAPER_WINDOW
     optimizer = mfac.MFAC(model.named_parameters(), LR * PAPER_WINDOW, m, damping, weight_decay=DECAY, normalize="sum")
     factor = drops(0.5, 0.75)
@@ -122,8 +113,7 @@ def endless(batches: data.ImageBatches) -> Iterator[Any]:
     return itertools.chain.from_iterable(itertools.repeat(batches))
 
 
-def plot(request: Request) -> Path:
-    results = Results("cosine_similarity", request)
+def draw(results: Results, settings: Settings) -> Path:
     curves = {}
     for key, cell in results.cells.items():
         for pair in ("dynamic-static", "static-static"):
@@ -136,5 +126,6 @@ def plot(request: Request) -> Path:
 
 
 RECIPE = Recipe(
-    "cosine_similarity", "the window's direction against fresh estimates (figure of the appendix)", run, plot, 15
-)
+    "cosine_similarity", "the window's direction against fresh estimates (figure of the appendix)", measure, draw,
+    Settings(), Settings((4,), 8, 4, 8, 8), minutes=15,
+)  # fmt: skip

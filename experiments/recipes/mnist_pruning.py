@@ -4,10 +4,11 @@ A fully connected network of 784, 40, 20 and 10 units (32,430 weights) is traine
 together. Every method has the same batches, the same damping and the simultaneous OBS update; M-FAC has the full
 matrix, WoodFisher blocks of 1,000.
 
-Small: three networks, six sparsities: 15 minutes of one core.
+Three networks, six sparsities: 15 minutes of one core.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from experiments.baselines.pruning import prune
 from experiments.data import ImageBatches
 from experiments.datasets.images import Normalisation, load_mnist
 from experiments.models.mlp import MLPNET, mlp
-from experiments.recipe import Recipe, Request, Results
+from experiments.recipe import Recipe, Results
 from experiments.training import Training, cosine, cross_entropy
 
 PIXELS = Normalisation((0.1307,), (0.3081,))
@@ -27,20 +28,11 @@ PIXELS = Normalisation((0.1307,), (0.3081,))
 
 @dataclass(frozen=True)
 class Settings:
-    seeds: tuple[int, ...]
-    steps: int
-    sparsities: tuple[float, ...]
-    num_grads: int
-    batch_size: int = 16
-    damping: float = 1e-5
+    seeds: tuple[int, ...] = (1, 2, 3)
+    steps: int = 1400
+    sparsities: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+    num_grads: int = 512
     test_images: int = 10_000
-
-
-SIZES = {
-    "full": Settings((1, 2, 3, 4, 5), 4690, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95), 1024),
-    "small": Settings((1, 2, 3), 1400, (0.5, 0.6, 0.7, 0.8, 0.9, 0.95), 512),
-    "smoke": Settings((1,), 10, (0.5,), 8, test_images=200),
-}
 
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -52,17 +44,15 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-def run(request: Request) -> None:
-    results, settings = Results("mnist_pruning", request), SIZES[request.size]
-    results.settings(**vars(settings), hidden=MLPNET)
+def measure(results: Results, settings: Settings) -> None:
     for seed in settings.seeds:
-        keys = {label: f"{label}, seed {seed}" for label in METHODS if request.wants(label)}
+        keys = {label: f"{label}, seed {seed}" for label in METHODS if results.wants(label)}
         if all(key in results.cells for key in keys.values()):
             continue
         state, dense = trained(seed, settings)
         results.cell(f"dense, seed {seed}", lambda dense=dense: {"accuracy": dense})
         for label, key in keys.items():
-            results.cell(key, lambda a=(label, seed, state): row(*a, settings))
+            results.cell(key, partial(row, label, seed, state, settings))
 
 
 def trained(seed: int, settings: Settings) -> tuple[dict[str, Tensor], float]:
@@ -81,8 +71,8 @@ def row(label: str, seed: int, state: dict[str, Tensor], settings: Settings) -> 
         torch.manual_seed(seed)
         model = mlp(MLPNET).eval()
         model.load_state_dict(state)
-        batches = ImageBatches(*load_mnist("train"), settings.batch_size, PIXELS, shuffle=True)
-        prune(model, cross_entropy, batches, sparsity, num_grads=settings.num_grads, damping=settings.damping,
+        batches = ImageBatches(*load_mnist("train"), 16, PIXELS, shuffle=True)
+        prune(model, cross_entropy, batches, sparsity, num_grads=settings.num_grads,
               recomputations=1, update="obs", loss_batches=1, progress=False, seed=1, **METHODS[label])  # fmt: skip
         found[f"{sparsity:g}"] = accuracy(model, settings.test_images)
     print(f"  {label}: {found}", flush=True)
@@ -95,8 +85,7 @@ def accuracy(model: nn.Module, count: int) -> float:
     return round(100 * float((model(PIXELS(images)).argmax(1) == labels).double().mean()), 3)
 
 
-def plot(request: Request) -> Path:
-    results, settings = Results("mnist_pruning", request), SIZES[request.size]
+def draw(results: Results, settings: Settings) -> Path:
     curves = {}
     for label in METHODS:
         rows = [cell["accuracy"] for name, cell in results.cells.items() if name.startswith(f"{label}, seed")]
@@ -108,4 +97,7 @@ def plot(request: Request) -> Path:
     return drawing.lines(results.picture, curves, x="sparsity, %", y="test accuracy, %", title=title)
 
 
-RECIPE = Recipe("mnist_pruning", "K-FAC, WoodFisher and M-FAC on an MNIST network (figure)", run, plot, minutes=8)
+RECIPE = Recipe(
+    "mnist_pruning", "K-FAC, WoodFisher and M-FAC on an MNIST network (figure)", measure, draw, Settings(),
+    Settings((1,), 10, (0.5,), 8, 200), minutes=8,
+)  # fmt: skip

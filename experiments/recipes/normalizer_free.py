@@ -4,14 +4,12 @@ M-FAC has a row for each update of the remaining weights: joint (the default, al
 obs (the paper's), and none, which shows the effect of the selection alone. `moved` is how far the remaining weights
 moved, relative to their norm.
 
-Small: ResNet20 and a normalizer-free ResNet20 (272,474 weights each) are trained for 600 steps on CIFAR-10 with the
-same settings, and pruned: 13 minutes on one core. Gradients are clipped; the second diverges otherwise. Full: ResNet50
-and NF-ResNet50 on ImageNet, 1,000 gradients, blocks of 10,000: --images FOLDER --checkpoint FOLDER with resnet50.pt and
-nf_resnet50.pt (state dicts).
+ResNet20 and a normalizer-free ResNet20 (272,474 weights each) are trained for 600 steps on CIFAR-10 with the same
+settings, and pruned: 13 minutes on one core. Gradients are clipped; the second diverges otherwise.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,10 +21,9 @@ from torch import nn
 import mfac
 from experiments import data, drawing
 from experiments.baselines.pruning import PAPER
-from experiments.image_task import ImageTask, imagenet_task, load_weights
-from experiments.models.normalizer_free import nf_resnet
+from experiments.models.normalizer_free import NormalizerFreeResNet
 from experiments.models.resnet import ResNet
-from experiments.recipe import Recipe, Request, Results
+from experiments.recipe import Recipe, Results
 from experiments.training import RUNS, Training, cosine, cross_entropy, last_loss
 
 DIVERGED = 10.0  # a loss far above that of guessing
@@ -37,49 +34,43 @@ METHODS: dict[str, dict[str, Any]] = {
     "mfac, obs": {"update": "obs"},
     "mfac, no update": {"update": "none"},
 }
-NETWORKS: dict[str, Callable[[int], nn.Module]] = {"ResNet20": ResNet, "NF-ResNet20": nf_resnet}
+NETWORKS: dict[str, Callable[[int], nn.Module]] = {"ResNet20": ResNet, "NF-ResNet20": NormalizerFreeResNet}
 
 
 @dataclass(frozen=True)
 class Settings:
-    sparsities: tuple[float, ...]
-    arguments: tuple[tuple[str, int], ...]
+    sparsities: tuple[float, ...] = (0.3, 0.5, 0.6, 0.7, 0.8)
+    num_grads: int = 64
+    block_size: int = 128
     steps: int = 600
     batch_size: int = 128
     test_images: int = 5000
     depth: int = 20
 
 
-SIZES = {
-    "full": Settings((0.1, 0.2, 0.3, 0.4, 0.5, 0.6), (("num_grads", 1000), ("block_size", 10_000))),
-    "small": Settings((0.3, 0.5, 0.6, 0.7, 0.8), (("num_grads", 64), ("block_size", 128))),
-    "smoke": Settings((0.5,), (("num_grads", 2), ("block_size", 8)), steps=2, batch_size=8, test_images=50, depth=8),
-}
-
-
-def run(request: Request) -> None:
-    results, settings = Results("normalizer_free", request), SIZES[request.size]
-    results.settings(**vars(settings))
-    for network, task in tasks(request, settings):
-        wanted = [m for m in METHODS if request.wants(f"{network}, {m}")]
+def measure(results: Results, settings: Settings) -> None:
+    test = data.make_test(data.CIFAR10, settings.test_images)
+    for network in NETWORKS:
+        wanted = [m for m in METHODS if results.wants(f"{network}, {m}")]
         if all(f"{network}, {method}" in results.cells for method in wanted):
             continue
-        model = task.model()
-        results.cell(f"{network}, dense", lambda a=(task, model): a[0].test(a[1]))
+        model = trained(network, settings, RUNS if settings.depth == 20 else results.path.parent)
+        results.cell(f"{network}, dense", partial(test, model))
         for method in wanted:
-            results.cell(f"{network}, {method}", lambda a=(model, task, method): row(*a, settings))
+            results.cell(f"{network}, {method}", partial(row, model, test, method, settings))
 
 
-def row(model: nn.Module, task: ImageTask, method: str, settings: Settings) -> dict[str, Any]:
+def row(model: nn.Module, test: Any, method: str, settings: Settings) -> dict[str, Any]:
     """One method at every sparsity, each from the dense network."""
     state = {key: value.clone() for key, value in model.state_dict().items()}
     found = {}
+    options = {"num_grads": settings.num_grads, "block_size": settings.block_size, "recomputations": 1, "seed": 1,
+               "loss_batches": 1, "progress": False}  # fmt: skip
     for sparsity in settings.sparsities:
         model.load_state_dict(state)
-        pruned = mfac.prune(model, cross_entropy, task.batches(16, 0), sparsity, recomputations=1, seed=1,
-                            loss_batches=1, progress=False,
-                            **PAPER | METHODS[method] | dict(settings.arguments))  # fmt: skip
-        found[f"{sparsity:g}"] = task.test(model) | {"moved": moved(model, state, pruned.masks)}
+        batches = data.cifar_batches(16, data.CIFAR10, seed=0, augment=False)
+        pruned = mfac.prune(model, cross_entropy, batches, sparsity, **PAPER | METHODS[method] | options)
+        found[f"{sparsity:g}"] = test(model) | {"moved": moved(model, state, pruned.masks)}
     model.load_state_dict(state)
     print(f"  {method}: {found}", flush=True)
     return {"points": found}
@@ -93,29 +84,11 @@ def moved(model: nn.Module, before: dict[str, torch.Tensor], masks: dict[str, to
     return round(math.sqrt(way / length), 4)
 
 
-def tasks(request: Request, settings: Settings) -> Iterator[tuple[str, ImageTask]]:
-    if request.size == "full":
-        for name in ("resnet50", "nf_resnet50"):
-            path = request.weights() / f"{name}.pt"
-            yield name, imagenet_task(request, lambda a=(path, name): load_weights(*a))
-        return
-    test = data.make_test(data.CIFAR10, settings.test_images)
-    for name, build in NETWORKS.items():
-        yield (
-            name,
-            ImageTask(
-                partial(trained, name, build, request, settings),
-                lambda size, seed: data.cifar_batches(size, data.CIFAR10, seed, augment=False),
-                test,
-            ),
-        )
-
-
-def trained(name: str, build: Callable[[int], nn.Module], request: Request, settings: Settings) -> nn.Module:
+def trained(name: str, settings: Settings, folder: Path) -> nn.Module:
     """A network after a short training; its file is kept."""
     torch.manual_seed(1)
-    model = build(settings.depth).to(memory_format=torch.channels_last)
-    path = (request.folder if request.size == "smoke" else RUNS) / f"normalizer_free_{name}_{settings.steps}_clipped.pt"
+    model = NETWORKS[name](settings.depth).to(memory_format=torch.channels_last)
+    path = folder / f"normalizer_free_{name}_{settings.steps}_trained.pt"
     if path.exists():
         model.load_state_dict(torch.load(path, weights_only=True))
         return model.eval()
@@ -131,8 +104,7 @@ def trained(name: str, build: Callable[[int], nn.Module], request: Request, sett
     return model.eval()
 
 
-def plot(request: Request) -> Path:
-    results = Results("normalizer_free", request)
+def draw(results: Results, settings: Settings) -> Path:
     dense = {key.split(", ")[0]: cell["accuracy"] for key, cell in results.cells.items() if "points" not in cell}
     figure, (panels,) = drawing.panels(1, max(1, len(dense)), (13, 4.8), sharey=True)
     for axis, (network, accuracy) in zip(panels, dense.items(), strict=False):
@@ -148,4 +120,7 @@ def plot(request: Request) -> Path:
     return drawing.save(figure, results.picture)
 
 
-RECIPE = Recipe("normalizer_free", "normalizer-free against batch norm, one-shot (figure)", run, plot, minutes=7)
+RECIPE = Recipe(
+    "normalizer_free", "normalizer-free against batch norm, one-shot (figure)", measure, draw, Settings(),
+    Settings((0.5,), 2, 8, 2, 8, 50, depth=8), minutes=7,
+)  # fmt: skip

@@ -1,16 +1,15 @@
 """Table 4, right, last rows: fine-tuning a sparse model, SGD against M-FAC with masks; overhead of a step.
 
-A ResNet20 pruned to 90 % (MobileNetV1 and ResNet50 at full size) is tuned with the paper's hyper-parameters: learning
-rate 0.005, a tenth of it after each third, batches of 256. M-FAC's window of 512 gradients holds only the kept weights;
-its learning rate is in the paper's units, in which a step grows with m. The optimizers take turns when they are timed,
-with a full window.
+A ResNet20 pruned to 90 % is tuned with the paper's hyper-parameters: learning rate 0.005, a tenth of it after each
+third, batches of 256. M-FAC's window of 512 gradients holds only the kept weights; its learning rate is in the paper's
+units, in which a step grows with m. The optimizers take turns when they are timed, with a full window.
 
-Small: 100 steps each: 8 minutes on one core. Full: 30 passes over ImageNet from the last step of a gradual run:
---images FOLDER --checkpoint FILE with {"model": "resnet50" or "mobilenet", "state_dict": ...}, zero where it is pruned.
+100 steps each: 8 minutes on one core.
 """
 
 import itertools
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,10 @@ from torch import Tensor, nn
 import mfac
 from experiments import data, drawing
 from experiments.baselines.pruning import PAPER
-from experiments.image_task import ImageTask, image_task
-from experiments.recipe import Recipe, Request, Results
+from experiments.image_task import ImageTask, resnet20_task
+from experiments.recipe import Recipe, Results
 from experiments.step_times import overheads, step_of, take_turns
-from experiments.training import RUNS, Training, cross_entropy, drops, file_of
+from experiments.training import RUNS, Training, cross_entropy, drops
 from mfac.pruning import attach_masks, masks_from_zeros
 
 RATE, WINDOW, DAMPING = 0.005, 512, 1e-5
@@ -31,39 +30,27 @@ RATE, WINDOW, DAMPING = 0.005, 512, 1e-5
 
 @dataclass(frozen=True)
 class Settings:
-    steps: int
-    rounds: int
+    steps: int = 100
+    rounds: int = 12
     sparsity: float = 0.9
-    pruning: tuple[tuple[str, int], ...] = (("num_grads", 64), ("recomputations", 16))
+    num_grads: int = 64
+    recomputations: int = 16
     window: int = WINDOW
     batch_size: int = 256
-    test_images: int = 10_000
+    test_images: int = 5000
+    tiny: bool = False
 
 
-SIZES = {
-    "full": Settings(steps=30 * 5004, rounds=20),
-    "small": Settings(steps=100, rounds=12, test_images=5000),
-    "smoke": Settings(steps=2, rounds=1, pruning=(("num_grads", 2), ("recomputations", 1)), window=4, batch_size=8,
-                      test_images=100),
-}  # fmt: skip
-
-
-def run(request: Request) -> None:
-    results, settings = Results("sparse_tuning", request), SIZES[request.size]
-    results.settings(lr=RATE, damping=DAMPING, **vars(settings))
-    if results.cells.keys() >= {"before", *filter(request.wants, ("SGD", "M-FAC", "overhead"))}:
+def measure(results: Results, settings: Settings) -> None:
+    if results.cells.keys() >= {"before", *filter(results.wants, ("SGD", "M-FAC", "overhead"))}:
         return  # nothing to prune for
-    task = image_task(request, settings.test_images)
-    if request.size != "full":
-        task = pruned_task(task, request, settings)
+    task = pruned_task(settings, results.path.parent if settings.tiny else RUNS)
     masks = masks_from_zeros(task.model())
     kept = sum(int(mask.sum()) for mask in masks.values())
     results.cell("before", lambda: {**task.test(task.model()), "kept": kept})
     for optimizer in ("SGD", "M-FAC"):
-        if request.wants(optimizer):
-            results.cell(optimizer, lambda o=optimizer: tuned(o, masks, task, settings))
-    if request.wants("overhead"):
-        results.cell("overhead", lambda: overhead(masks, task, settings))
+        results.row(optimizer, partial(tuned, optimizer, masks, task, settings))
+    results.row("overhead", partial(overhead, masks, task, settings))
 
 
 def make_optimizer(name: str, model: nn.Module, masks: dict[str, Tensor], window: int) -> torch.optim.Optimizer:
@@ -81,7 +68,6 @@ def tuned(name: str, masks: dict[str, Tensor], task: ImageTask, settings: Settin
     training = Training(
         model, make_optimizer(name, model, masks, settings.window), task.batches(settings.batch_size, 1),
         settings.steps, drops(1 / 3, 2 / 3), test=task.test, test_every=max(1, settings.steps // 5),
-        keep=file_of(f"sparse_tuning_{name}") if settings.steps > 10**4 else None,
     )  # fmt: skip
     record = training.run()
     named = dict(model.named_parameters())
@@ -99,15 +85,15 @@ def overhead(masks: dict[str, Tensor], task: ImageTask, settings: Settings) -> d
     return {"steps": overheads(times, "SGD"), "seconds": times, "target": 1.05, "paper": {"MBv1": 1.03, "RN50": 1.05}}
 
 
-def pruned_task(task: ImageTask, request: Request, settings: Settings) -> ImageTask:
-    """The same with the model pruned, once; its file is kept."""
-    folder = request.folder if request.size == "smoke" else RUNS
-    path = folder / f"resnet20_pruned_{settings.sparsity:g}_{'_'.join(f'{v}' for _, v in settings.pruning)}.pt"
+def pruned_task(settings: Settings, folder: Path) -> ImageTask:
+    """ResNet20 pruned, once; its file is kept."""
+    task = resnet20_task(settings.test_images, tiny=settings.tiny)
+    path = folder / f"resnet20_pruned_{settings.sparsity:g}_{settings.num_grads}_{settings.recomputations}.pt"
     if not path.exists():
         model = task.model()
         images = data.cifar_batches(32, data.HALVES, seed=0, augment=False)
         mfac.prune(model, cross_entropy, images, settings.sparsity, seed=1, progress=False,
-                   **PAPER | dict(settings.pruning))  # fmt: skip
+                   **PAPER | {"num_grads": settings.num_grads, "recomputations": settings.recomputations})  # fmt: skip
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(model.state_dict(), path)
 
@@ -119,8 +105,7 @@ def pruned_task(task: ImageTask, request: Request, settings: Settings) -> ImageT
     return task._replace(model=make_model)
 
 
-def plot(request: Request) -> Path:
-    results = Results("sparse_tuning", request)
+def draw(results: Results, settings: Settings) -> Path:
     curves = {}
     for name in ("SGD", "M-FAC"):
         if name in results.cells:
@@ -136,4 +121,7 @@ def plot(request: Request) -> Path:
     return drawing.lines(results.picture, curves, x="step", y="test accuracy, %", title=title)
 
 
-RECIPE = Recipe("sparse_tuning", "fine-tuning of sparse models, overhead of masks (table 4, right)", run, plot, 8)
+RECIPE = Recipe(
+    "sparse_tuning", "fine-tuning of sparse models, overhead of masks (table 4, right)", measure, draw, Settings(),
+    Settings(2, 1, 0.9, 2, 1, 4, 8, 100, tiny=True), minutes=8,
+)  # fmt: skip

@@ -1,71 +1,112 @@
 """Table 1: gradual pruning with WoodFisher's schedule, for magnitude, WoodFisher and M-FAC.
 
-All have the same polynomial schedule, learning rates, weight decay and epochs; only the pruning differs.
-
-Small: ResNet20 on CIFAR-10 to 95 %, 60 "epochs" of 8 batches of 128, in all 1.25 passes over the images: 22 minutes of
-one core. Full: MobileNetV1 to 89 % or ResNet50 to 95 % on ImageNet, depending on the checkpoint: --images FOLDER
---checkpoint FILE with {"model": ..., "state_dict": ...}.
+All have the same polynomial schedule, learning rates, weight decay and epochs; only the pruning differs. ResNet20 on
+CIFAR-10 to 95 %, 60 "epochs" of 8 batches of 128, in all 1.25 passes over the images: 22 minutes of one core.
 """
 
+import itertools
+import time
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from experiments.gradual import Plan, plot_plans, run_plans
-from experiments.recipe import Recipe, Request
-from mfac.pruning import polynomial_schedule
+from experiments import drawing
+from experiments.baselines.pruning import prune
+from experiments.image_task import ImageTask, resnet20_task
+from experiments.recipe import Recipe, Results
+from experiments.training import cross_entropy
+from mfac.pruning import attach_masks, polynomial_schedule
 
-RATE = 0.005
-
-
-def mobilenet_rate(epoch: int) -> float:
-    """0.005, times 0.92 every epoch from the 30th on."""
-    return RATE * 0.92 ** max(0, epoch - 29)
-
-
-def resnet50_rate(epoch: int) -> float:
-    """0.005, times 0.6 every 6 epochs from the 40th to the 90th."""
-    return RATE * 0.6 ** (0 if epoch < 40 else (min(epoch, 90) - 40) // 6 + 1)
+METHODS: dict[str, dict[str, Any]] = {
+    "magnitude": {"method": "magnitude"},
+    "WoodFisher": {"method": "woodfisher", "update": "obs"},
+    "M-FAC": {"method": "mfac", "update": "obs"},
+}
 
 
-def plans(request: Request) -> dict[str, Plan]:
-    if request.size == "smoke":
-        return _plans({0: 0.5, 1: 0.6}, 2, lambda epoch: RATE, {"num_grads": 2, "block_size": 16}, {}, 8, 1)
-    if request.size == "small":
-        woodfisher = {"num_grads": 64, "block_size": 128}
-        return _plans(_every(4, 0.95, 6), 60, mobilenet_rate, woodfisher, {"num_grads": 256}, 128, 8)
-    if torch.load(request.weights(), map_location="cpu", weights_only=True)["model"] == "mobilenet":
-        woodfisher = {"num_grads": 400, "block_size": 10_000}
-        return _plans(_every(4, 0.89, 6), 100, mobilenet_rate, woodfisher, {"num_grads": 4000}, 256, None)
-    woodfisher = {"num_grads": 400, "block_size": 2000}
-    return _plans(_every(5, 0.95, 8), 100, resnet50_rate, woodfisher, {"num_grads": 1000}, 256, None)
+@dataclass(frozen=True)
+class Settings:
+    prune_at: dict[int, float] = field(  # {epoch: the sparsity that is reached before it}
+        default_factory=lambda: {4 * i: sparsity for i, sparsity in enumerate(polynomial_schedule(0.0, 0.95, 6))}
+    )
+    epochs: int = 60
+    epoch_batches: int = 8
+    batch_size: int = 128
+    num_grads: int = 64
+    mfac_grads: int = 256
+    block_size: int = 128
+    test_images: int = 2500
+    tiny: bool = False
 
 
-def _every(epochs: int, final: float, steps: int) -> dict[int, float]:
-    return {epochs * i: sparsity for i, sparsity in enumerate(polynomial_schedule(0.0, final, steps))}
+def learning_rate(epoch: int) -> float:
+    """0.005, times 0.92 every epoch from the 30th on: that of MobileNetV1."""
+    return 0.005 * 0.92 ** max(0, epoch - 29)
 
 
-def _plans(steps, epochs, rate, woodfisher, ours, batch_size, epoch_batches) -> dict[str, Plan]:  # type: ignore[no-untyped-def]
-    """Magnitude, WoodFisher with its authors' settings, M-FAC with more gradients; one estimate per step."""
-    shared = {"damping": 1e-5, "recomputations": 1, "loss_batches": 1, **woodfisher}
-    arguments = {
-        "magnitude": shared | {"method": "magnitude"},
-        "WoodFisher": shared | {"method": "woodfisher", "update": "obs"},
-        "M-FAC": shared | {"method": "mfac", "update": "obs"} | ours,
-    }
-    return {
-        label: Plan(steps, epochs, rate, pruning, weight_decay=1e-4, batch_size=batch_size, epoch_batches=epoch_batches)
-        for label, pruning in arguments.items()
-    }
+def measure(results: Results, settings: Settings) -> None:
+    task = resnet20_task(settings.test_images, tiny=settings.tiny)
+    results.cell("dense", lambda: task.test(task.model()))
+    for label in METHODS:
+        results.row(label, partial(gradual, label, task, settings))
 
 
-def run(request: Request) -> None:
-    images = {"small": 2500, "smoke": 100, "full": 50_000}[request.size]
-    run_plans("table1", request, plans(request), images, test_every=1 if request.size == "full" else 20)
+def gradual(label: str, task: ImageTask, settings: Settings) -> dict[str, Any]:
+    """A row for every epoch: sparsity, seconds, accuracy after pruning and after training."""
+    model, rows, masks = task.model(), [], {}
+    optimizer = torch.optim.SGD(model.parameters(), learning_rate(0), momentum=0.9, weight_decay=1e-4)
+    keeper = attach_masks(optimizer, masks, model)
+    num_grads = settings.mfac_grads if label == "M-FAC" else settings.num_grads
+    for epoch in range(settings.epochs):
+        row: dict[str, Any] = {"epoch": epoch}
+        if epoch in settings.prune_at:
+            began, number = time.process_time(), list(settings.prune_at).index(epoch)
+            result = prune(
+                model, cross_entropy, task.batches(16, 1000 + number), settings.prune_at[epoch], masks=masks,
+                seed=number, recomputations=1, loss_batches=1, progress=False, num_grads=num_grads,
+                block_size=settings.block_size, **METHODS[label],
+            )  # fmt: skip
+            masks = result.masks
+            keeper.update(masks)
+            row |= {"sparsity": result.sparsity, "pruning_seconds": round(time.process_time() - began, 2)}
+            row["pruned"] = task.test(model)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(epoch)
+        began = time.process_time()
+        model.train()
+        for batch in itertools.islice(task.batches(settings.batch_size, epoch), settings.epoch_batches):
+            optimizer.zero_grad()
+            cross_entropy(model, batch).backward()
+            optimizer.step()
+        model.eval()
+        row["training_seconds"] = round(time.process_time() - began, 2)
+        if epoch == settings.epochs - 1 or epoch % 20 == 0 or epoch + 1 in settings.prune_at:
+            row["trained"] = task.test(model)
+        rows.append(row)
+        print(f"  epoch {epoch + 1} of {settings.epochs}: {row}", flush=True)
+    return {"rows": rows}
 
 
-def plot(request: Request) -> Path:
-    return plot_plans("table1", request, "Gradual pruning with WoodFisher's schedule")
+def draw(results: Results, settings: Settings) -> Path:
+    """Accuracy during pruning; the drops are the pruning steps."""
+    curves = {}
+    for label in filter(results.cells.__contains__, METHODS):
+        rows = results.cells[label]["rows"]
+        tests = [(row["epoch"] + later, row[when]["accuracy"]) for row in rows
+                 for later, when in enumerate(("pruned", "trained")) if when in row]  # fmt: skip
+        curves[label] = drawing.curve(tests)
+        sparsity = [row["sparsity"] for row in rows if "sparsity" in row][-1]
+        spent = sum(row.get("pruning_seconds", 0) for row in rows)
+        print(f"{label}: {tests[-1][1]:.2f} % at a sparsity of {sparsity:.4f}, {spent:.0f} s of pruning")
+    print(f"dense: {results.cells['dense']['accuracy']:.2f} %")
+    title = "Gradual pruning with WoodFisher's schedule"
+    return drawing.lines(results.picture, curves, x="epoch", y="test accuracy, %", title=title)
 
 
-RECIPE = Recipe("table1", "gradual pruning, WoodFisher's schedule (table 1)", run, plot, minutes=15)
+RECIPE = Recipe(
+    "table1", "gradual pruning, WoodFisher's schedule (table 1)", measure, draw, Settings(),
+    Settings({0: 0.5, 1: 0.6}, 2, 1, 8, 2, 2, 16, test_images=100, tiny=True), minutes=15,
+)  # fmt: skip

@@ -8,7 +8,7 @@ alike; for the full matrix of M-FAC a line through two slices. Memory is compute
 weight, M-FAC the m gradients and the factors of its m x m (or B x B) matrices. "OOM" is more than the 512 GB of the
 paper's machine.
 
-Small: 4 minutes on one core.
+4 minutes on one core.
 """
 
 import math
@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from experiments import data, drawing
 from experiments.baselines.woodfisher import rank_one_steps
 from experiments.image_task import untrained_resnet8
 from experiments.models.resnet import mfac_resnet20
-from experiments.recipe import Recipe, Request, Results
+from experiments.recipe import Recipe, Results
 from experiments.training import cross_entropy
 from mfac.pages import block_runs
 
@@ -56,22 +57,10 @@ class Settings:
     rows: int | None = None  # likewise
 
 
-SIZES = {
-    "full": Settings(slice_bytes=2 * 2**30, woodfisher_seconds=600.0),
-    "small": Settings(),
-    "smoke": Settings(slice_bytes=2**20, woodfisher_seconds=0.05, limit=600, rows=12),
-}
-
-
-def run(request: Request) -> None:
-    results, settings = Results("table2", request), SIZES[request.size]
-    results.settings(damping=DAMPING, slice_bytes=settings.slice_bytes,
-                     woodfisher_seconds=settings.woodfisher_seconds, threads=1)  # fmt: skip
+def measure(results: Results, settings: Settings) -> None:
     for model, block, m in (*PAPER, *(("ResNet20", *row) for row in RESNET20)):
-        key = f"{model}, blocks of {block or 'all'}, {m} gradients"
-        measure = with_real_gradients if model == "ResNet20" else with_random_gradients
-        if request.wants(key):
-            results.cell(key, lambda a=(measure, model, block, m): a[0](*a[1:], settings))
+        compute = with_real_gradients if model == "ResNet20" else with_random_gradients
+        results.row(f"{model}, blocks of {block or 'all'}, {m} gradients", partial(compute, model, block, m, settings))
 
 
 def with_random_gradients(model: str, block: int | None, m: int, settings: Settings) -> dict[str, Any]:
@@ -195,12 +184,10 @@ def _recursion(rows: Tensor, m: int) -> float:
     return time.process_time() - began
 
 
-def plot(request: Request) -> Path:
-    results = Results("table2", request)
-    for key, cell in results.cells.items():
-        print(_line(key, cell))
+def draw(results: Results, settings: Settings) -> Path:
     groups = {}
     for key, cell in results.cells.items():
+        print(_line(key, cell))
         group = {"M-FAC": cell["M-FAC"]["seconds"] / 60}
         if cell["WoodFisher"] is not None:
             oom = ", OOM" if cell["OOM at 512 GB"]["WoodFisher"] else ""
@@ -220,4 +207,7 @@ def _line(key: str, cell: dict[str, Any]) -> str:
     return f"{key}: M-FAC {cell['M-FAC']['seconds']:.1f} s, WoodFisher {told}{oom}; {gigabytes}"
 
 
-RECIPE = Recipe("table2", "seconds of a pruning step, M-FAC against WoodFisher (table 2)", run, plot, minutes=4)
+RECIPE = Recipe(
+    "table2", "seconds of a pruning step, M-FAC against WoodFisher (table 2)", measure, draw, Settings(),
+    Settings(slice_bytes=2**20, woodfisher_seconds=0.05, limit=600, rows=12), minutes=4,
+)  # fmt: skip

@@ -1,116 +1,79 @@
 """Table 4, left: ResNet20 and ResNet32 on CIFAR-10 by seven optimizers: accuracy, and overhead of a step over SGD's.
 
-Small: a search of three learning rates for every optimizer (the paper's, a third and three times it; 32 steps each),
-then 96 steps with the best, one seed, ResNet20 only, batches of 128 for K-FAC too; overheads for both networks, the
-optimizers taking turns. 19 minutes on two cores with --jobs 2. So few steps show the start of training, not its end.
-Full: 164 epochs, the paper's hyperparameters, a search over its seven weight decays for every optimizer that has one
-(the others get seven learning rates around the paper's), then five seeds; resumable after each epoch.
+A search of three learning rates for every optimizer (the paper's, a third and three times it; 32 steps each), then 96
+steps with the best, one seed, ResNet20 only, batches of 128 for K-FAC too; overheads for both networks, the optimizers
+taking turns. 19 minutes on two cores with --jobs 2. So few steps show the start of training, not its end.
 """
 
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from experiments import data, drawing
-from experiments.contenders import WEIGHT_DECAYS, Contender, resnet_contenders
+from experiments.contenders import Contender, resnet_contenders
 from experiments.models.resnet import ResNet
-from experiments.recipe import Recipe, Request, Results
+from experiments.recipe import Recipe, Results
 from experiments.step_times import overheads, processor_seconds, step_of, take_turns
-from experiments.training import Training, file_of, last_loss
+from experiments.training import Training, last_loss
 
-PAPER = {
-    20: {"SGD": (91.78, 1.0), "Adam": (89.67, 1.05), "AdamW": (91.78, 1.05), "K-FAC": (91.65, 1.21),
-         "K-FAC, batches of 128": (None, 2.35), "GGT": (88.38, 1.05), "GGT, 512 gradients": (None, 8.35),
-         "AdaHessian": (92.17, 3.50), "M-FAC": (92.34, 1.55)},
-    32: {"SGD": (92.80, 1.0), "Adam": (90.56, 1.10), "AdamW": (92.58, 1.10), "K-FAC": (90.09, 1.50),
-         "K-FAC, batches of 128": (None, 3.05), "GGT": (89.14, 1.05), "GGT, 512 gradients": (None, 8.88),
-         "AdaHessian": (92.81, 3.30), "M-FAC": (92.65, 1.50)},
+PAPER = {  # overheads
+    20: {"SGD": 1.0, "Adam": 1.05, "AdamW": 1.05, "K-FAC": 1.21, "K-FAC, batches of 128": 2.35, "GGT": 1.05,
+         "GGT, 512 gradients": 8.35, "AdaHessian": 3.50, "M-FAC": 1.55},
+    32: {"SGD": 1.0, "Adam": 1.10, "AdamW": 1.10, "K-FAC": 1.50, "K-FAC, batches of 128": 3.05, "GGT": 1.05,
+         "GGT, 512 gradients": 8.88, "AdaHessian": 3.30, "M-FAC": 1.50},
 }  # fmt: skip
 LOOKING = "K-FAC, factors at every step"
 
 
 @dataclass(frozen=True)
 class Settings:
-    depths: tuple[int, ...]
-    timed_depths: tuple[int, ...]
-    steps: int
-    search_steps: int
-    seeds: int
-    factors: tuple[float, ...]
-    decays: bool
-    rounds: int
-    window: int | None = None
-    batch_size: int | None = None
-    test_images: int = 10_000
+    depth: int = 20
+    timed_depths: tuple[int, ...] = (20, 32)
+    steps: int = 96
+    search_steps: int = 32
+    factors: tuple[float, ...] = (1 / 3, 1.0, 3.0)
+    rounds: int = 6
+    window: int | None = None  # None: the paper's
+    batch_size: int = 128
+    test_images: int = 5000
 
 
-SIZES = {
-    "full": Settings((20, 32), (20, 32), 164 * 390, 164 * 390, 5, (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0), True, 20),
-    "small": Settings((20,), (20, 32), 96, 32, 1, (1 / 3, 1.0, 3.0), False, 6, batch_size=128, test_images=5000),
-    "smoke": Settings((8,), (8,), 2, 1, 1, (1.0,), False, 1, window=3, batch_size=4, test_images=100),
-}
-
-
-def run(request: Request) -> None:
-    results, settings = Results("table4_left", request), SIZES[request.size]
-    entered = {d: {label: c.settings() for label, c in entrants(d, settings).items()} for d in settings.timed_depths}
-    results.settings(**vars(settings), contenders=entered)
-    for depth in settings.depths:
-        for label, contender in entrants(depth, settings).items():
-            if request.wants(label):
-                compete(results, f"ResNet{depth}, {label}", depth, contender, settings)
+def measure(results: Results, settings: Settings) -> None:
+    entrants = sorted(resnet_contenders(settings.depth).items(), key=lambda item: item[0] != "AdaHessian")
+    for label, contender in entrants:  # the slowest first, for --jobs
+        if results.wants(label):
+            compete(results, f"ResNet{settings.depth}, {label}", sized(contender, settings), settings)
     for depth in sorted(settings.timed_depths, reverse=True):  # the longest first
-        if request.wants(f"overheads, ResNet{depth}"):
-            results.cell(f"overheads, ResNet{depth}", lambda depth=depth: timed(depth, settings))
+        results.row(f"overheads, ResNet{depth}", partial(timed, depth, settings))
 
 
-def entrants(depth: int, settings: Settings) -> dict[str, Contender]:
-    """The paper's, with smaller batches and windows where the size says so; the slowest first, for --jobs."""
-    found = sorted(resnet_contenders(depth).items(), key=lambda item: item[0] != "AdaHessian")
-    return {
-        label: replace(c, batch_size=settings.batch_size or c.batch_size, num_grads=settings.window or c.num_grads)
-        for label, c in found
-    }
+def sized(contender: Contender, settings: Settings) -> Contender:
+    num_grads = settings.window or contender.num_grads
+    return replace(contender, batch_size=settings.batch_size, num_grads=num_grads)
 
 
-def candidates(contender: Contender, settings: Settings) -> dict[str, Contender]:
-    """What the search tries: the same number for every optimizer."""
-    if settings.decays and contender.decay:
-        return {f"weight decay {decay:g}": replace(contender, decay=decay) for decay in WEIGHT_DECAYS}
-    return {f"lr {contender.lr * f:.3g}": replace(contender, lr=contender.lr * f) for f in settings.factors}
+def compete(results: Results, row: str, contender: Contender, settings: Settings) -> None:
+    """The search, then the run with the learning rate of the lowest loss."""
+    tried = {f"lr {contender.lr * f:.3g}": replace(contender, lr=contender.lr * f) for f in settings.factors}
+    # The search needs only the loss, and testing would take as long as training.
+    search = partial(trained, settings=settings, seed=0, steps=settings.search_steps, tested=False)
+    found = {label: results.cell(f"search, {row}, {label}", partial(search, tried[label])) for label in tried}
+    best = min(found, key=lambda label: last_loss(found[label]))
+    results.cell(f"run, {row}, {best}, seed 1", partial(trained, tried[best], settings, 1, settings.steps))
 
 
-def compete(results: Results, row: str, depth: int, contender: Contender, settings: Settings) -> None:
-    """The search, then the runs with its best setting: by accuracy, or in short searches by loss."""
-    tried = candidates(contender, settings)
-    for label, candidate in tried.items():
-        key = f"search, {row}, {label}"
-        results.cell(key, lambda a=(candidate, key): trained(*a, depth, 0, settings.search_steps, settings))
-    found = {label: results.cells[f"search, {row}, {label}"] for label in tried}
-    best = max(found, key=lambda label: found[label]["best"]) if settings.decays else (
-        min(found, key=lambda label: last_loss(found[label])))  # fmt: skip
-    for seed in range(1, settings.seeds + 1):
-        key = f"run, {row}, {best}, seed {seed}"
-        results.cell(key, lambda a=(tried[best], key, depth, seed): trained(*a, settings.steps, settings))
-
-
-def trained(contender: Contender, key: str, depth: int, seed: int, steps: int, settings: Settings) -> dict[str, Any]:
+def trained(contender: Contender, settings: Settings, seed: int, steps: int, tested: bool = True) -> dict[str, Any]:
     torch.manual_seed(seed)
-    model = ResNet(depth, projection=False).to(memory_format=torch.channels_last)
-    batches = data.cifar_batches(contender.batch_size, data.CIFAR10, seed)
-    # Steps are counted in batches of 128; larger batches make fewer of them.
-    steps = max(1, steps * 128 // contender.batch_size) if settings.decays else steps
-    # A short search needs only the loss, and testing would take as long as training.
-    tested = settings.decays or key.startswith("run")
+    model = ResNet(settings.depth, projection=False).to(memory_format=torch.channels_last)
     training = Training(
-        model, contender.make(model), batches, steps, contender.factor(),
+        model, contender.make(model), data.cifar_batches(contender.batch_size, data.CIFAR10, seed), steps,
+        contender.factor(), test_every=max(1, steps // 3),
         test=data.make_test(data.CIFAR10, settings.test_images) if tested else None,
-        test_every=len(batches) if settings.decays else max(1, steps // 3),
-        keep=file_of(f"table4_left_{key}") if settings.decays else None,
     )  # fmt: skip
     record = training.run()
     return record | {"best": max((t["accuracy"] for t in record["tests"]), default=0.0), "schedule": contender.schedule}
@@ -118,7 +81,7 @@ def trained(contender: Contender, key: str, depth: int, seed: int, steps: int, s
 
 def timed(depth: int, settings: Settings) -> dict[str, Any]:
     """Steps on batches of 128, and of 1,000 for K-FAC as the paper ran it, against SGD's on the same batches."""
-    usual = settings.batch_size or 128
+    usual = settings.batch_size
     found = resnet_contenders(depth)
     looking = replace(found["K-FAC"], every=1)
     small = {"SGD": found["SGD"], "Adam": found["Adam"], "AdamW": found["AdamW"], "GGT": found["GGT"],
@@ -134,7 +97,7 @@ def timed(depth: int, settings: Settings) -> dict[str, Any]:
         "batches of 128": spread(overheads(times, "SGD"), "K-FAC, batches of 128", found["K-FAC"].every),
         "batches of 1000": spread(overheads(wide, "SGD"), "K-FAC", found["K-FAC"].every),
         "seconds": {"batches of 128": times, "batches of 1000": wide},
-        "paper": {label: overhead for label, (_, overhead) in PAPER.get(depth, PAPER[20]).items()},
+        "paper": PAPER.get(depth, PAPER[20]),
     }
 
 
@@ -150,13 +113,11 @@ def _steps(depth: int, entered: dict[str, Contender], batch: int, settings: Sett
     for label, contender in entered.items():
         torch.manual_seed(0)
         model = ResNet(depth, projection=False).to(memory_format=torch.channels_last)
-        contender = contender if settings.window is None else replace(contender, num_grads=settings.window)
-        steps[label] = step_of(model, contender.make(model), few)
+        steps[label] = step_of(model, sized(contender, settings).make(model), few)
     return steps
 
 
-def plot(request: Request) -> Path:
-    results, settings = Results("table4_left", request), SIZES[request.size]
+def draw(results: Results, settings: Settings) -> Path:
     figure, ((left, right),) = drawing.panels(1, 2, (13, 4.8))
     for number, (key, run) in enumerate((k, r) for k, r in results.cells.items() if k.startswith("run, ")):
         losses = [sum(run["losses"][max(0, i - 9) : i + 1]) / min(i + 1, 10) for i in range(len(run["losses"]))]
@@ -188,4 +149,7 @@ def _draw_overheads(axis: Any, results: Results, settings: Settings) -> None:
     axis.legend(fontsize=8)
 
 
-RECIPE = Recipe("table4_left", "optimizers on ResNet20 and 32, accuracy and overhead (table 4, left)", run, plot, 19)
+RECIPE = Recipe(
+    "table4_left", "optimizers on ResNet20 and 32, accuracy and overhead (table 4, left)", measure, draw, Settings(),
+    Settings(8, (8,), 2, 1, (1.0,), 1, 3, 4, 100), minutes=19,
+)  # fmt: skip

@@ -1,16 +1,14 @@
 """Table 4, right: Wide ResNets and MobileNetV1 by SGD, Adam and M-FAC, without tuning or weight decay.
 
-Small: overheads of a step for WRN 22-2, 40-2, 22-4 and MobileNetV1 (for 32 x 32 images) on batches of 256, with windows
-of 64 and 128 gradients (1,024 would take up to 18 GB). The optimizer's part of a step is also timed alone: it grows
-linearly with the window, so the paper's 1,024 is extrapolated from the two, and marked as such. Then 60 steps of WRN
-22-2 on CIFAR-10, batches of 64, with the paper's settings; no search, as in the paper. 18 minutes of one core.
-Full: CIFAR-100 (`cifar-100-binary` in the data folder), 200 epochs, windows of 1,024; MobileNetV1 for 100 epochs on
-ImageNet where --images FOLDER is given; resumable after every tenth epoch.
+Overheads of a step for WRN 22-2, 40-2, 22-4 and MobileNetV1 (for 32 x 32 images) on batches of 256, with windows of 64
+and 128 gradients (1,024 would take up to 18 GB). The optimizer's part of a step is also timed alone: it grows linearly
+with the window, so the paper's 1,024 is extrapolated from the two, and marked as such. Then 60 steps of WRN 22-2 on
+CIFAR-10, batches of 64, with the paper's settings; no search, as in the paper. 18 minutes of one core.
 """
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,31 +17,22 @@ from torch import nn
 
 from experiments import data, drawing
 from experiments.contenders import Contender, plain_contenders
-from experiments.data import cifar10
-from experiments.datasets.images import load_cifar100
-from experiments.image_task import imagenet_task
 from experiments.models.mobilenet import MobileNetV1
 from experiments.models.wide_resnet import WideResNet
-from experiments.recipe import Recipe, Request, Results
+from experiments.recipe import Recipe, Results
 from experiments.step_times import overheads, step_of, take_turns
-from experiments.training import Training, file_of
+from experiments.training import Training
 
-PAPER_WINDOW = 1024
+PAPER_WINDOW, TRAINED = 1024, "WRN 22-2"
 CONTINUED = f"M-FAC, {PAPER_WINDOW}, continued"
-PAPER: dict[str, dict[str, float]] = {
-    "WRN 22-2": {"SGD": 69.93, "Adam": 66.90, "M-FAC": 69.76, "overhead": 1.40},
-    "WRN 40-2": {"SGD": 71.75, "Adam": 70.14, "M-FAC": 72.42, "overhead": 1.35},
-    "WRN 22-4": {"SGD": 73.13, "Adam": 72.52, "M-FAC": 74.06, "overhead": 1.43},
-    "MobileNetV1": {"SGD": 68.06, "Adam": 67.92, "M-FAC": 68.96, "overhead": 1.25},
-}
+PAPER = {"WRN 22-2": 1.40, "WRN 40-2": 1.35, "WRN 22-4": 1.43, "MobileNetV1": 1.25}  # overheads of M-FAC
 
 
 @dataclass(frozen=True)
 class Settings:
-    trained: tuple[str, ...]
-    timed: tuple[str, ...]
-    windows: tuple[int, ...]
-    rounds: int
+    timed: tuple[str, ...] = tuple(PAPER)
+    windows: tuple[int, ...] = (64, 128)
+    rounds: int = 2
     timed_batch: int = 256
     steps: int = 60
     batch_size: int = 64
@@ -51,68 +40,29 @@ class Settings:
     tiny: bool = False
 
 
-SIZES = {
-    "full": Settings(tuple(PAPER), tuple(PAPER), (PAPER_WINDOW,), 10, batch_size=256, test_images=10_000),
-    "small": Settings(("WRN 22-2",), tuple(PAPER), (64, 128), 2),
-    "smoke": Settings(("WRN 22-2",), ("WRN 22-2", "MobileNetV1"), (2, 3), 1, 4, 2, 4, 100, tiny=True),
-}
-
-
-def make_model(name: str, settings: Settings, num_classes: int) -> nn.Module:
+def make_model(name: str, settings: Settings) -> nn.Module:
     if name == "MobileNetV1":
-        model: nn.Module = MobileNetV1(num_classes, small_images=True, width=0.25 if settings.tiny else 1.0)
+        model: nn.Module = MobileNetV1(10, width=0.25 if settings.tiny else 1.0)
     else:
         depth, width = map(int, name.removeprefix("WRN ").split("-"))
-        model = WideResNet(*((10, 1) if settings.tiny else (depth, width)), num_classes)
+        model = WideResNet(*((10, 1) if settings.tiny else (depth, width)))
     return model.to(memory_format=torch.channels_last)
 
 
-def run(request: Request) -> None:
-    results, settings = Results("table4_right", request), SIZES[request.size]
-    contenders = plain_contenders(settings.windows[-1], settings.batch_size)
-    results.settings(**vars(settings), contenders={label: c.settings() for label, c in contenders.items()})
+def measure(results: Results, settings: Settings) -> None:
     for name in settings.timed:
-        if request.wants(f"overheads, {name}"):
-            results.cell(f"overheads, {name}", lambda name=name: timed(name, settings))
-        if request.wants(f"alone, {name}"):
-            results.cell(f"alone, {name}", lambda name=name: alone(name, settings))
-    for name in settings.trained:
-        if name == "MobileNetV1" and request.size == "full":
-            if request.images is None:
-                print("MobileNetV1 is left out: it needs --images FOLDER")
-                continue
-            task = imagenet_task(request, MobileNetV1)
-            build, batches, test, epochs = MobileNetV1, task.batches(256, 1), task.test, 100
-        else:
-            build, batches, test, epochs = cifar_task(name, request.size, settings)
-        for label, contender in contenders.items():
-            if request.wants(label):
-                key = f"run, {name}, {label}"
-                results.cell(key, lambda a=(key, contender, build, batches, test, epochs): trained(*a, settings))
+        results.row(f"overheads, {name}", partial(timed, name, settings))
+        results.row(f"alone, {name}", partial(alone, name, settings))
+    for label, contender in plain_contenders(settings.windows[-1], settings.batch_size).items():
+        results.row(f"run, {TRAINED}, {label}", partial(trained, contender, settings))
 
 
-def cifar_task(name: str, size: str, settings: Settings) -> tuple[Callable[[], nn.Module], Any, Any, int | None]:
-    """CIFAR-100 in full, CIFAR-10 in small."""
-    load, classes = (load_cifar100, 100) if size == "full" else (cifar10, 10)
-    batches = data.ImageBatches(*load("train"), settings.batch_size, data.CIFAR10, seed=1, augment=True)
-    return (
-        lambda: make_model(name, settings, classes),
-        batches,
-        data.make_test(data.CIFAR10, settings.test_images, load),
-        200 if size == "full" else None,
-    )
-
-
-def trained(
-    key: str, contender: Contender, build: Any, batches: Any, test: Any, epochs: int | None, settings: Settings
-) -> dict[str, Any]:
+def trained(contender: Contender, settings: Settings) -> dict[str, Any]:
     torch.manual_seed(1)
-    model = build()
-    steps = settings.steps if epochs is None else epochs * len(batches)
-    keep = None if epochs is None else file_of(f"table4_right_{key}")
-    every = max(1, steps // 3) if epochs is None else len(batches)
-    return Training(model, contender.make(model), batches, steps, contender.factor(), test=test, test_every=every,
-                    keep=keep, keep_every=10).run()  # fmt: skip
+    model, batches = make_model(TRAINED, settings), data.cifar_batches(settings.batch_size, data.CIFAR10, seed=1)
+    test = data.make_test(data.CIFAR10, settings.test_images)
+    return Training(model, contender.make(model), batches, settings.steps, contender.factor(), test=test,
+                    test_every=max(1, settings.steps // 3)).run()  # fmt: skip
 
 
 def timed(name: str, settings: Settings) -> dict[str, Any]:
@@ -126,15 +76,15 @@ def timed(name: str, settings: Settings) -> dict[str, Any]:
             if label == "Adam" and window != settings.windows[0]:
                 continue
             torch.manual_seed(0)
-            model = make_model(name, settings, 10)
+            model = make_model(name, settings)
             steps[label] = step_of(model, replace(contender, lr=1e-3).make(model), few)
         times = take_turns(steps, settings.rounds)
         seconds[f"window of {window}"] = times
         found |= {label if label != "M-FAC" else f"M-FAC, {window}": value
                   for label, value in overheads(times, "SGD").items()}  # fmt: skip
-    weights = sum(p.numel() for p in make_model(name, settings, 10).parameters())
+    weights = sum(p.numel() for p in make_model(name, settings).parameters())
     return {
-        "steps": found, "seconds": seconds, "weights": weights, "paper": PAPER[name]["overhead"],
+        "steps": found, "seconds": seconds, "weights": weights, "paper": PAPER[name],
         "window_bytes_1024": 4 * PAPER_WINDOW * weights,
     }  # fmt: skip
 
@@ -144,7 +94,7 @@ def alone(name: str, settings: Settings) -> dict[str, Any]:
     best: dict[str, float] = {}
     for window in settings.windows:
         for label in ("SGD", "M-FAC"):
-            model = make_model(name, settings, 10)
+            model = make_model(name, settings)
             optimizer = plain_contenders(window)[label].make(model)
             step_of(model, optimizer, [])  # fills the window
             for p in model.parameters():
@@ -169,8 +119,7 @@ def over_sgd(cells: dict[str, Any], name: str) -> dict[str, float]:
     return {label: 1 + (part - parts["SGD"]) / whole for label, part in parts.items() if label != "SGD"}
 
 
-def plot(request: Request) -> Path:
-    results = Results("table4_right", request)
+def draw(results: Results, settings: Settings) -> Path:
     groups: dict[str, dict[str, float]] = {}
     for key, cell in results.cells.items():
         name = key.removeprefix("overheads, ")
@@ -180,8 +129,11 @@ def plot(request: Request) -> Path:
         elif key.startswith("run, "):
             told = cell["tests"][-1] if cell["tests"] else "stopped"
             print(f"{key}: {told}, last loss {cell['losses'][-1] if cell['losses'] else None}")
-    title = f"Overhead of a training step, batches of {SIZES[request.size].timed_batch}"
+    title = f"Overhead of a training step, batches of {settings.timed_batch}"
     return drawing.bars(results.picture, groups, y="seconds of a step over SGD's", title=title)
 
 
-RECIPE = Recipe("table4_right", "Wide ResNets and MobileNetV1, accuracy and overhead (table 4, right)", run, plot, 18)
+RECIPE = Recipe(
+    "table4_right", "Wide ResNets and MobileNetV1, accuracy and overhead (table 4, right)", measure, draw, Settings(),
+    Settings(("WRN 22-2", "MobileNetV1"), (2, 3), 1, 4, 2, 4, 100, tiny=True), minutes=18,
+)  # fmt: skip

@@ -4,13 +4,13 @@ from functools import cache, partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from experiments.classification import accuracy, cross_entropy, train
-from experiments.data import ImageBatches
+from experiments.data import ImageBatches, accuracy
 from experiments.datasets.folder import data_folder
 from experiments.datasets.images import Normalisation, load_mnist
 from experiments.models.mlp import LENET, mlp
+from experiments.training import Training, cosine, cross_entropy
 from mfac.app.tasks import Task
 
 BATCH_SIZE = 128
@@ -27,6 +27,12 @@ def lenet_task(name: str) -> Task:
     def eval_batches() -> ImageBatches:
         return ImageBatches(*_read(name, "test", data_folder()), 1000, PIXELS[name])
 
+    def pretrain(model: nn.Module) -> None:
+        """Four epochs of Adam."""
+        batches, optimizer = train_batches(), torch.optim.Adam(model.parameters(), lr=1e-3)
+        Training(model, optimizer, batches, 4 * len(batches), cosine).run()
+        model.eval()
+
     return Task(
         name=name,
         model=lambda: mlp(LENET),
@@ -35,7 +41,7 @@ def lenet_task(name: str) -> Task:
         evaluate=lambda model: accuracy(model, eval_batches()),
         eval_batches=eval_batches,
         optimizer=partial(torch.optim.Adam, lr=5e-4),
-        pretrain=lambda model: train(model, train_batches(), epochs=4, lr=1e-3),
+        pretrain=pretrain,
     )
 
 

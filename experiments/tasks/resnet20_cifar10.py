@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from experiments.classification import accuracy, cross_entropy
-from experiments.data import ImageBatches
+from experiments.data import ImageBatches, accuracy
 from experiments.datasets.folder import data_folder
 from experiments.datasets.images import HALVES, load_cifar10
 from experiments.models.resnet import mfac_resnet20
+from experiments.training import cross_entropy
 
 model, loss = mfac_resnet20, cross_entropy
 optimizer = partial(torch.optim.SGD, lr=0.005, momentum=0.9)

@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.image_task import load_weights
 from experiments.models.mlp import LENET, mlp
 from experiments.models.mobilenet import MobileNetV1
-from experiments.models.normalizer_free import ScaledConv2d, nf_resnet, nf_resnet50
+from experiments.models.normalizer_free import NormalizerFreeResNet, ScaledConv2d
 from experiments.models.resnet import ResNet
 from experiments.models.resnet50 import ResNet50
 from experiments.models.wide_resnet import WideResNet
@@ -33,8 +32,7 @@ def test_wide_resnets_have_the_published_number_of_weights(depth, width, million
     [
         (MobileNetV1, 4_231_976),  # Keras's MobileNet: 4,253,864 with the 21,888 statistics of batch norm
         (ResNet50, 25_557_032),  # torchvision's resnet50
-        (nf_resnet50, 25_557_032),  # timm's nf_resnet50: 25.56 million
-        (nf_resnet, 272_474),  # as the ResNet20 with projections that it replaces
+        (NormalizerFreeResNet, 272_474),  # as the ResNet20 with projections that it replaces
         (lambda: mlp(LENET), 266_610),  # LeNet-300-100
         (lambda: ResNet(20, projection=False), 269_722),
         (lambda: ResNet(20, projection=True), 272_474),
@@ -50,7 +48,7 @@ def test_table_2_prunes_all_weights_of_two_and_more_dimensions():
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: WideResNet(10, 1), lambda: MobileNetV1(10, small_images=True, width=0.25), lambda: nf_resnet(8)]
+    "make", [lambda: WideResNet(10, 1), lambda: MobileNetV1(10, width=0.25), lambda: NormalizerFreeResNet(8)]
 )
 def test_networks_for_small_images_train(make):
     model = make()
@@ -73,17 +71,6 @@ def test_scaled_convolutions_have_standardised_weights():
 def test_impossible_networks_are_refused():
     with pytest.raises(ValueError, match="6 n \\+ 4"):
         WideResNet(20, 2)
-    for make in (nf_resnet, ResNet):
+    for make in (NormalizerFreeResNet, ResNet):
         with pytest.raises(ValueError, match="6 n \\+ 2"):
             make(21)
-
-
-def test_checkpoints_say_which_model_they_are_of(tmp_path):
-    model = MobileNetV1()
-    torch.save({"model": "mobilenet", "state_dict": model.state_dict()}, tmp_path / "good.pt")
-    loaded = load_weights(tmp_path / "good.pt")
-    assert torch.equal(loaded.fc.weight, model.fc.weight)
-    assert not loaded.training
-    torch.save({"model": "alexnet", "state_dict": {}}, tmp_path / "other.pt")
-    with pytest.raises(ValueError, match="one of mobilenet, resnet50, nf_resnet50"):
-        load_weights(tmp_path / "other.pt")

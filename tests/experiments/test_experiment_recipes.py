@@ -12,12 +12,9 @@ from torch import nn
 
 import mfac
 from experiments import __main__ as command
-from experiments.gradual import GradualRun, Plan
-from experiments.image_task import MODELS, ImageTask
 from experiments.ledger import Ledger
-from experiments.models.mobilenet import MobileNetV1
-from experiments.recipe import Recipe, Request, Results
-from experiments.recipes import RECIPES, bert, table1, table2, table3, table4_right
+from experiments.recipe import Recipe, Request
+from experiments.recipes import RECIPES, bert, table1, table2, table4_right
 from experiments.step_times import overheads
 from experiments.training import Training, cosine, drops, last_loss
 
@@ -44,7 +41,7 @@ def network(seed=0):
 def test_a_recipe_runs_draws_and_is_not_run_twice(name, tmp_path, capsys):
     request = Request("smoke", tmp_path)
     command.run_one(name, request)
-    files = {path.name: path.read_text() for path in tmp_path.glob("*.json") if not path.name.startswith("runs_")}
+    files = {path.name: path.read_text() for path in tmp_path.glob("*.json")}
     assert files
     assert all(json.loads(text)["cells"] for text in files.values())
     picture = RECIPES[name].plot(request)
@@ -52,31 +49,7 @@ def test_a_recipe_runs_draws_and_is_not_run_twice(name, tmp_path, capsys):
     capsys.readouterr()
     RECIPES[name].run(request)  # every cell is there: nothing is computed again
     assert " ..." not in capsys.readouterr().out
-    assert {p.name: p.read_text() for p in tmp_path.glob("*.json") if not p.name.startswith("runs_")} == files
-
-
-@pytest.fixture
-def imagenet(tmp_path, monkeypatch):
-    """Ten classes of four images for training, one for testing, and a narrow MobileNet for them."""
-    monkeypatch.setitem(MODELS, "mobilenet", lambda: MobileNetV1(10, width=0.25))
-    image = pytest.importorskip("PIL.Image")
-    for split, number in (("train", 4), ("val", 1)):
-        for name in range(10):
-            folder = tmp_path / "images" / split / f"class{name}"
-            folder.mkdir(parents=True)
-            for i in range(number):
-                image.new("RGB", (40, 36), (25 * name, 10 * i, 0)).save(folder / f"{i}.png")
-    torch.save({"model": "mobilenet", "state_dict": MODELS["mobilenet"]().state_dict()}, tmp_path / "weights.pt")
-    return tmp_path
-
-
-def test_gradual_pruning_of_a_folder_of_images(imagenet):
-    """The way of the full size, on a tiny folder."""
-    request = Request("smoke", imagenet, images=imagenet / "images", checkpoint=imagenet / "weights.pt")
-    RECIPES["table3"].run(request)
-    cell = Results("table3", request).cells["60 %"]
-    assert [round(row["sparsity"], 4) for row in cell["rows"]] == [0.5, 0.6]
-    assert set(cell["rows"][-1]["trained"]) == {"accuracy", "top5"}
+    assert {path.name: path.read_text() for path in tmp_path.glob("*.json")} == files
 
 
 def test_an_interrupted_training_ends_as_one_that_was_not(tmp_path):
@@ -124,44 +97,8 @@ def test_a_training_that_diverges_stops_and_says_so():
     assert last_loss(record) == float("inf")
 
 
-def test_an_interrupted_gradual_run_ends_as_one_that_was_not(tmp_path):
-    pruning = {"num_grads": 3, "block_size": 4, "loss_batches": 1, "recomputations": 1}
-    plan = Plan({0: 0.3, 2: 0.6}, 4, lambda e: 0.1 / (1 + e), pruning, batch_size=4, gradient_batch=2, epoch_batches=2)
-
-    def batches(size, seed):
-        generator = torch.Generator().manual_seed(seed)
-        draws = [torch.randn(size, 5, generator=generator) for _ in range(8)]
-        return [(x, (x[:, 0] > 0).long()) for x in draws]
-
-    def whole(keep, stop=None):
-        tests = []
-
-        def test(model):
-            tests.append(1)
-            if len(tests) == stop:
-                raise KeyboardInterrupt
-            return {"accuracy": 0.0}
-
-        return GradualRun(network(), plan, ImageTask(network, batches, test), keep)
-
-    one, stopped = whole(None), whole(tmp_path / "run.pt", stop=4)
-    expected = one.run()["rows"]
-    with pytest.raises(KeyboardInterrupt):
-        stopped.run()
-    resumed = whole(tmp_path / "run.pt")
-    rows = resumed.run()["rows"]
-    assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), resumed.model.parameters(), strict=True))
-    assert [row.get("sparsity") for row in rows] == [row.get("sparsity") for row in expected]
-
-
-def test_the_learning_rates_of_tables_1_and_3_are_the_papers():
-    assert [table1.mobilenet_rate(e) for e in (0, 29, 30)] == pytest.approx([0.005, 0.005, 0.005 * 0.92])
-    plan = table3.mobilenet_plan(0.89)
-    assert list(plan.prune_at) == list(range(0, 46, 3))
-    assert [plan.lr(e) for e in (0, 1, 2, 3, 45, 75, 90)] == pytest.approx(
-        [0.005, 0.005, 0.0005, 0.005, 0.005, 0.0005, 0.00005]
-    )
-    assert list(table3.resnet50_plan(0.95).prune_at) == list(range(0, 81, 4))
+def test_the_learning_rates_of_table_1_are_the_papers():
+    assert [table1.learning_rate(e) for e in (0, 29, 30)] == pytest.approx([0.005, 0.005, 0.005 * 0.92])
 
 
 def test_memory_of_table_2_is_that_of_the_formulas():
@@ -190,33 +127,28 @@ def test_the_table_of_bert_has_means_and_deviations():
     assert bert.table(cells) == {"MiniLM-L3, mrpc": {"Adam, accuracy": (71.0, pytest.approx(2**0.5), 2)}}
 
 
-def test_requests_are_checked():
-    with pytest.raises(ValueError, match="full, small, smoke"):
-        Request("tiny")
-    with pytest.raises(ValueError, match="--checkpoint FILE"):
-        Request("full").weights()
-
-
 def test_all_recipes_run_one_after_the_other(tmp_path, monkeypatch, capsys):
     calls = []
 
-    def failing(request):
+    def failing(results, settings):
         calls.append("bad")
         raise RuntimeError("no data")
 
+    def good(results, settings):
+        calls.append("good")
+
+    settings = table1.Settings()
     recipes = {
-        "good": Recipe("good", "first", lambda request: calls.append("good"), lambda request: tmp_path / "a.png", 1),
-        "bad": Recipe("bad", "second", failing, lambda request: tmp_path / "b.png", 1),
+        "bad": Recipe("bad", "first", failing, lambda results, settings: tmp_path / "a.png", settings, settings, 1),
+        "good": Recipe("good", "second", good, lambda results, settings: tmp_path / "b.png", settings, settings, 1),
     }
     monkeypatch.setattr(command, "RECIPES", recipes)
-    for _ in range(2):
-        with pytest.raises(SystemExit, match="failed: bad"):
-            command.run_all(Request("small", tmp_path))
-    assert calls == ["good", "bad", "bad"]  # what is done is skipped
+    with pytest.raises(SystemExit, match="failed: bad"):
+        command.run_all(Request("small", tmp_path))
+    assert calls == ["bad", "good"]
     out = capsys.readouterr().out
-    assert "1 of 2: good, first" in out
-    assert "1 of 2: good, done before" in out
-    assert "2 of 2: bad failed: RuntimeError: no data" in out
+    assert "1 of 2: bad failed: RuntimeError: no data" in out
+    assert "2 of 2: good, second" in out
 
 
 def test_rows_are_done_by_one_process_each(tmp_path):
@@ -246,7 +178,7 @@ def test_nothing_is_lost_between_runs_that_share_a_file(tmp_path):
 
 
 RESULTS = Path(command.__file__).parent / "results"
-COMMITTED = {path.stem: path for path in sorted(RESULTS.glob("*.json")) if not path.stem.startswith("runs_")}
+COMMITTED = {path.stem: path for path in sorted(RESULTS.glob("*.json"))}
 
 
 @needs_data
