@@ -23,25 +23,18 @@ import torch.multiprocessing as mp
 
 import mfac
 from mfac.inverse_fisher import ranks_of
-from timing import save
+from timing import fill, save
 
 SIZES, ROUNDS, DAMPING = (1, 2, 3, 4), 12, 1e-3
-
-
-def fill(op, dim):
-    """A full window, without the passes that filling costs: a few rows over and over, and their squared norms."""
-    m, ranks = op.num_grads, ranks_of(op._ranks.group)
-    some = [op._rows.encode(gradient(dim, -1 - turn)) for turn in range(8)]
-    for k in range(m):
-        op._rows.write(k, some[k % 8])
-    squares = ranks.sum_(torch.stack([stored.dense.double().square().sum() for stored in some]))
-    op._inverse.restore(squares.repeat(m)[:m].diag(), m, m * DAMPING, None, 0, False)
-    op._updates = m
 
 
 def gradient(dim, turn):
     draw = torch.Generator().manual_seed(turn + 8)
     return torch.randn(dim, generator=draw) / dim**0.5
+
+
+def few(dim):
+    return [gradient(dim, -1 - turn) for turn in range(8)]
 
 
 def best_time(ranks, action):
@@ -63,7 +56,7 @@ def best_time(ranks, action):
 def shards(ranks, dim, m):
     """The operator on this process's columns."""
     op = mfac.DynamicInverseFisher(m, dim // ranks.size, DAMPING, normalize="full", process_group=ranks.group)
-    fill(op, dim // ranks.size)
+    fill(op, few(dim // ranks.size))
 
     def prepare(turn):
         return partial(op.update_and_apply, gradient(dim // ranks.size, turn))
@@ -76,7 +69,7 @@ def replicas(ranks, dim, m):
     weights = torch.nn.Parameter(torch.zeros(dim))
     optimizer = mfac.MFAC([weights], 1e-3, m, DAMPING, process_group=ranks.group)
     op = optimizer._window.operator
-    fill(op, op.shape[0])
+    fill(op, few(op.shape[0]))
 
     def prepare(turn):
         weights.grad = gradient(dim, turn)

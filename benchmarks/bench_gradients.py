@@ -4,7 +4,7 @@
     OMP_NUM_THREADS=1 python benchmarks/bench_gradients.py --only mlp      # to look at
 
 All are given the same batches, take turns, cut them into samples themselves, and store their rows in the same memory,
-touched before: page faults would drown the rest. The best time of each counts. `vmap_speedup` is that of plain
+touched before: page faults would drown the rest. The best time of each counts. `sample_vmap_speedup` is that of plain
 `vmap(grad(...))` over the plain loop; None where it cannot map the model, as with BERT, which branches on padding.
 `overhead` is the share of the time that a loop of forward and backward passes, which stores nothing, does not need;
 `plain_overhead` is that of the plain loop.
@@ -17,7 +17,6 @@ import sys
 import warnings
 from contextlib import contextmanager, suppress
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -25,7 +24,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from peers.cells import peak
-from timing import RESULTS, environment, seconds
+from timing import save, seconds, shown
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
@@ -127,11 +126,10 @@ def measure(name):
     case.model.eval()
     dim, singles = sum(p.numel() for p in case.model.parameters()), SINGLES.get(name, BATCH)
     batches = [cut(case.batch, i, i + BATCH) for i in range(0, SAMPLES, BATCH)]
-    return {
-        "parameters": dim,
-        "batch": measure_batches(case, REPEATS.get(name, 1) * batches, dim),
-        "per_sample": measure_samples(case, batches[: singles // BATCH], torch.zeros(singles, dim)),
-    }
+    whole = measure_batches(case, REPEATS.get(name, 1) * batches, dim)
+    samples = measure_samples(case, batches[: singles // BATCH], torch.zeros(singles, dim))
+    figures = {f"sample_{key}": value for key, value in samples.items()}
+    return {"what": "rows", "model": name, "parameters": dim, **whole, **figures}
 
 
 def measure_batches(case, batches, dim):
@@ -195,21 +193,17 @@ def main():
     if arguments.memory:
         print(json.dumps(measure_memory(arguments.memory == "per_sample")))
         return
-    results = {
-        "command": "OMP_NUM_THREADS=1 python benchmarks/bench_gradients.py",
-        "environment": environment() | {"transformers": version("transformers")},
-    }
-    for name in [arguments.only] if arguments.only else CASES:
-        results[name] = measure(name)
-        print(name, json.dumps(results[name], indent=2), flush=True)
     if arguments.only:
-        return
-    results["peak_memory"] = {
-        mode: json.loads(subprocess.check_output([sys.executable, __file__, "--memory", mode]))
-        for mode in ("batch", "per_sample")
-    }
-    print("peak_memory", json.dumps(results["peak_memory"], indent=2))
-    (RESULTS / "gradients.json").write_text(json.dumps(results, indent=2) + "\n")
+        shown(measure(arguments.only))
+    else:
+        save("gradients", "OMP_NUM_THREADS=1 python benchmarks/bench_gradients.py", rows())
+
+
+def rows():
+    yield from map(measure, CASES)
+    for mode in ("batch", "per_sample"):
+        found = subprocess.check_output([sys.executable, __file__, "--memory", mode])
+        yield {"what": "peak memory", "mode": mode, **json.loads(found)}
 
 
 if __name__ == "__main__":

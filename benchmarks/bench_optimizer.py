@@ -16,9 +16,9 @@ import mfac
 from timing import in_seconds, save, seconds
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a script, the folder of experiments is not on the path
-from experiments.models.minilm import minilm_classifier
+from experiments.models.minilm import minilm_encoder
 from experiments.models.resnet import ResNet
-from experiments.step_times import step_of
+from experiments.step_times import fill_window, step_of
 
 BATCH, BATCHES = 128, 48
 
@@ -45,15 +45,6 @@ CONTENDERS = {
     "Shampoo": Shampoo,
     "AdaHessian": AdaHessian,
 }
-
-
-def fill(optimizer, model, count):
-    """Gives a window as many gradients as it holds: a step of a window that is not full is cheaper."""
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(count):
-        for p in model.parameters():
-            p.grad = torch.randn(p.shape, generator=generator) * 1e-3
-        optimizer.step()
 
 
 def training_step(make, batches, memory_format):
@@ -84,10 +75,10 @@ class Logits(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.model = minilm_classifier(2)
+        self.encoder, self.head = minilm_encoder(), nn.Linear(384, 2)
 
     def forward(self, tokens):
-        return self.model(tokens).logits
+        return self.head(self.encoder(tokens).last_hidden_state.mean(1))
 
 
 def fine_tuning():
@@ -111,7 +102,7 @@ def tensors(weights, count):
 def bare_step(weights, count, m):
     model = tensors(weights, count)
     optimizer = mfac.MFAC(model.parameters(), 1e-6, m)
-    fill(optimizer, model, m + 1)
+    fill_window(optimizer, model)
     # A lap of the window where that is small, and more than there are rounds where it is not.
     source = cycle([[torch.randn_like(p) * 1e-3 for p in model] for _ in range(m + 1 if weights < 10**5 else 32)])
 
@@ -137,7 +128,7 @@ def sparse_step(weights=270_000, count=20, m=512, density=0.1):
         p.data *= mask
     optimizers = [mfac.MFAC(dense.parameters(), 1e-6, m), mfac.MFAC(sparse.parameters(), 1e-6, m, masks=masks)]
     for optimizer, model in zip(optimizers, (dense, sparse), strict=True):
-        fill(optimizer, model, m + 1)
+        fill_window(optimizer, model)
     gradients = cycle([[torch.randn_like(p) * 1e-3 for p in dense] for _ in range(256)])
 
     def step(optimizer, model):

@@ -5,8 +5,7 @@
     OMP_NUM_THREADS=1 python benchmarks/bench_windows.py --passes       # compiled C, torch by tiles, torch.compile
 
 With one thread the clock is the processor time of the process, which a busy machine disturbs least; with more it is
-wall-clock time. The window is filled with a few rows over and over, and a Gram matrix that has only their squared
-norms: the time of a step depends on neither. "Not compiled" is what a machine without a C compiler gets.
+wall-clock time. "Not compiled" is what a machine without a C compiler gets.
 """
 
 import argparse
@@ -20,7 +19,7 @@ from torch import nn
 
 import mfac
 from mfac.windows.storage import as_kind, window_bytes
-from timing import save, timed
+from timing import fill, save, timed
 
 RESNET20, BERT_TINY, M = 270_000, 4_386_178, 1024
 STORAGES = {
@@ -60,12 +59,7 @@ class Gradients:
 def filled(window, m, dim):
     """An operator whose window is full, and what gives it gradients."""
     op, gradients = mfac.DynamicInverseFisher(m, dim, 1e-3, normalize="full", window=window), Gradients(dim)
-    some = [op._rows.encode(gradients.next()) for _ in range(8)]
-    for k in range(m):
-        op._rows.write(k, some[k % 8])
-    squares = torch.stack([stored.dense.double().square().sum() for stored in some])
-    op._inverse.restore(squares.repeat(m)[:m].diag(), m, m * 1e-3, None, 0, False)
-    op._updates = m
+    fill(op, [gradients.next() for _ in range(8)])
     op.update_and_apply(gradients.next())  # makes the inverse
     return op, gradients
 
@@ -127,10 +121,10 @@ def passes(name, m, dim, rounds=7):
 def training_step(name, m=M):
     """A whole step of BERT-tiny with a window of m gradients, into an empty one: that it fits and moves."""
     sys.path.insert(0, str(Path(__file__).parent.parent))  # the folder of experiments
-    from experiments.models.bert import bert_classifier
+    from experiments.models.bert import bert_tiny
 
     torch.manual_seed(0)
-    model = bert_classifier("tiny", 2)
+    model = bert_tiny(2)
     before = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
     optimizer = mfac.MFAC(model.parameters(), 0.5, m, 0.05, normalize="sum", window=STORAGES[name])
     ids, labels = torch.randint(0, 30_522, (8, 32)), torch.randint(0, 2, (8,))

@@ -1,4 +1,8 @@
-"""Puts the committed results into docs/benchmarks.md: tables between its markers, and the plots beside it."""
+"""Puts the committed results into docs/benchmarks.md: tables between its markers, and the plots beside it.
+
+python benchmarks/report.py [NAME...]        # all sections, or some
+python benchmarks/report.py --quick          # a page of a smaller run of the peers, in build/bench
+"""
 
 import json
 import re
@@ -11,6 +15,12 @@ from timing import RESULTS
 sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a script, the folder of experiments is not on the path
 from experiments import drawing
 
+SECTIONS = ("peers", "profile_step", "windows", "files", "static", "blocks", "dynamic", "scaling", "pages",
+            "gradients", "optimizer")  # fmt: skip
+CHANGED = "2026-11-18"  # the day of the changes that these remarks are about
+COMPILED = "Measured when the diagonal and small blocks were compiled code; both are plain torch now, and take longer."
+COLLECTOR = "Measured before the collector was rebuilt on public PyTorch calls alone; more overhead is to be expected."
+REMARKS = {"static": COMPILED, "blocks": COMPILED, "gradients": COLLECTOR}
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 IMAGES = PAGE.parent / "images"
 
@@ -22,7 +32,12 @@ def load(name):
 def page_table(name, columns, wanted=lambda row: True):
     """The rows of a record under {head: row -> text}, and the machine."""
     record = load(name)
-    return columns_of(filter(wanted, record["rows"]), columns) + "\n\n" + measured_on(record)
+    return f"{columns_of(filter(wanted, record['rows']), columns)}\n\n{measured_on(record)}"
+
+
+def remark(name):
+    """What has changed since a section was measured; empty once it is measured again."""
+    return f"{REMARKS[name]}\n\n" if name in REMARKS and load(name)["environment"]["date"] < CHANGED else ""
 
 
 def columns_of(rows, columns):
@@ -102,20 +117,22 @@ def pages():
 
 def gradients():
     record = load("gradients")
-    rows = []
-    for name in ("mlp", "bert_tiny", "resnet20", "lstm"):
-        model, singles = record[name], record[name]["per_sample"]
-        whole, overhead = model["batch"], "{overhead:.1%} ({plain_overhead:.1%})".format(**model["batch"])
-        rows.append([name.replace("_", "-"), f"{model['parameters']:,}", "128"])
-        rows[-1] += [f"{whole['rows_per_second']}", f"**{whole['speedup']:.2f}**", overhead]
-        rows[-1] += [f"{singles['rows_per_second']}", f"**{singles['speedup']:.2f}**", f"{singles['loop_speedup']:.2f}"]
-    heads = ["model", "weights", "batch", "rows/s, a batch each", "of the plain loop"]
-    heads += ["overhead (the plain loop's)", "rows/s, a sample each", "of the plain loop", "one by one"]
+    models = columns_of((row for row in record["rows"] if row["what"] == "rows"), {
+        "model": lambda row: row["model"].replace("_", "-"),
+        "weights": lambda row: f"{row['parameters']:,}",
+        "batch": lambda row: 128,
+        "rows/s, a batch each": lambda row: row["rows_per_second"],
+        "of the plain loop": bold("speedup", 2),
+        "overhead (the plain loop's)": lambda row: f"{row['overhead']:.1%} ({row['plain_overhead']:.1%})",
+        "rows/s, a sample each": lambda row: row["sample_rows_per_second"],
+        "of the plain loop, by sample": bold("sample_speedup", 2),
+        "one by one": lambda row: f"{row['sample_loop_speedup']:.2f}",
+    })  # fmt: skip
     peak = ", ".join(
-        f"{figures['peak_rise_mib']:.0f} MiB for {figures['rows_mib']:.0f} MiB of rows ({mode.replace('_', ' ')})"
-        for mode, figures in record["peak_memory"].items()
-    )
-    return f"{table(heads, rows)}\n\nPeak memory, in a process of its own: {peak}.\n\n{measured_on(record)}"
+        f"{row['peak_rise_mib']:.0f} MiB for {row['rows_mib']:.0f} MiB of rows ({row['mode'].replace('_', ' ')})"
+        for row in record["rows"] if row["what"] == "peak memory"
+    )  # fmt: skip
+    return f"{models}\n\nPeak memory, in a process of its own: {peak}.\n\n{measured_on(record)}"
 
 
 def optimizer():
@@ -221,15 +238,14 @@ def main():
             return peers_page(size)
     IMAGES.mkdir(exist_ok=True)
     text = PAGE.read_text()
-    sections = (peers, profile_step, windows, files, static, blocks, dynamic, scaling, pages, gradients, optimizer)
-    for make in sections:
-        name = make.__name__
+    for name in SECTIONS:
         marked = re.compile(rf"<!-- {name} -->\n.*?<!-- /{name} -->", re.DOTALL)
         assert marked.search(text), f"{PAGE} has no place for {name}"
         if not (RESULTS / f"{name}.json").exists():
             print(f"{name} has not been measured yet: its place on the page stays as it is")
-            continue
-        text = text.replace(marked.search(text)[0], f"<!-- {name} -->\n{make()}\n<!-- /{name} -->")
+        elif not sys.argv[1:] or name in sys.argv[1:]:
+            section = f"<!-- {name} -->\n{remark(name)}{globals()[name]()}\n<!-- /{name} -->"
+            text = text.replace(marked.search(text)[0], section)
     PAGE.write_text(text)
     print(f"wrote {PAGE}")
 

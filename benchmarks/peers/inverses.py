@@ -33,20 +33,20 @@ def conjugate_gradients(G, x, damping=DAMPING, tolerance=TOLERANCE, most=MOST_IT
 
 class Ours:
     def __init__(self, G):
-        self.op = mfac.StaticInverseFisher(G, DAMPING)
+        self.inverse = mfac.StaticInverseFisher(G, DAMPING)
 
     def product(self, x):
-        return self.op @ x
+        return self.inverse @ x
 
     def diagonal(self):
-        return self.op.diagonal()
+        return self.inverse.diagonal()
 
 
 class OursInFloat32(Ours):
     """Where "auto" goes over to float64 to keep its promise, this does not."""
 
     def __init__(self, G):
-        self.op = mfac.StaticInverseFisher(G, DAMPING, precision="float32")
+        self.inverse = mfac.StaticInverseFisher(G, DAMPING, precision="float32")
 
 
 class Algorithm3:
@@ -60,20 +60,14 @@ class Algorithm3:
         return reference.static_diagonal(self.V, self.q, DAMPING)
 
 
-class WoodFisher:
+class WoodFisher(Ours):
     """The dense inverse by rank-one steps, which WoodFisher keeps small by blocks; here it is the same full matrix."""
 
     def __init__(self, G):
         self.inverse = reference.woodbury_recursion(G, DAMPING)
 
-    def product(self, x):
-        return self.inverse @ x
 
-    def diagonal(self):
-        return self.inverse.diagonal()
-
-
-class DenseInverse(WoodFisher):
+class DenseInverse(Ours):
     def __init__(self, G):
         F = torch.addmm(DAMPING * torch.eye(G.shape[1]), G.T, G, alpha=1 / len(G))
         self.inverse = torch.cholesky_inverse(torch.linalg.cholesky(F))
