@@ -57,7 +57,8 @@ def digits() -> Task:
 
 
 def autocast_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    with torch.autocast("cpu", torch.bfloat16):
+    """In bfloat16 where that is faster: without AVX512 its convolutions take ten times as long as in float32."""
+    with torch.autocast("cpu", torch.bfloat16, enabled="AVX512" in torch.backends.cpu.get_cpu_capability()):
         return F.cross_entropy(model(batch[0].to(memory_format=torch.channels_last)).float(), batch[1])
 
 
