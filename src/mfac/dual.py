@@ -9,49 +9,46 @@ from torch import Tensor
 from mfac import precision as judge
 from mfac import products, woodbury
 from mfac.pages import BlockRun, Pages, Pass, Piece, Reduce
-from mfac.precision import Blocks, Factors, Precision, check_promise, first_dtype, needs_more, product_dtype
+from mfac.precision import Blocks, Factors, Precision, product_dtype
 
 PAIRS = 1 << 10  # elements in several blocks that are worked on at once, at most
 GROUP_NUMBERS = 1 << 22  # in the m x m matrices of groups that are factored at once
+
+KnownGram = Callable[[torch.dtype], tuple[Float[Tensor, "1 m m"], float | Tensor]]
+"""G Gᵀ of the only block, over all ranks, as exact as products in a dtype; and its error."""
 
 
 class DualBlocks:
     """F_b⁻¹ = (I − G_bᵀ S_b⁻¹ G_b)/λ for the blocks of one run, S_b = mλ I + G_b G_bᵀ.
 
     G stays where it is and is streamed in pieces, once to build S and once or twice for a product. With `overwrite`,
-    and if the stored dtype can hold it, G's memory takes W = L⁻¹ G instead: then S⁻¹ is the identity, and an element
-    costs O(m) instead of O(m²).
+    and if the stored dtype can hold it, G's memory takes W = L⁻¹ G instead: an element then costs O(m) instead of
+    O(m²).
 
-    `weights` are c with F = λI + Σ c_i g_i g_iᵀ (None: 1/m each), and `gram` is G Gᵀ, if it is known already. Of ranks
-    that share the only block each has some columns of G: `reduce` sums G Gᵀ and G x over them.
+    `weights` are c with F = λI + Σ c_i g_i g_iᵀ (None: 1/m each), and `gram` gives G Gᵀ where somebody keeps it. Of
+    ranks that share the only block each has some columns of G: `reduce` sums G Gᵀ and G x over them.
     """
 
     def __init__(
         self, run: BlockRun, pages: Pages, damping: float, precision: Precision = "auto",
-        weights: Float[Tensor, " m"] | None = None, gram: Float[Tensor, "blocks m m"] | None = None,
-        overwrite: bool = False, reduce: Reduce | None = None,
+        weights: Float[Tensor, " m"] | None = None, gram: KnownGram | None = None, overwrite: bool = False,
+        reduce: Reduce | None = None,
     ):  # fmt: skip
         self.run = run
         self.redone = {"products": 0, "entries": 0}  # what was made again in float64
-        self._pages, self._m, self._reduce = pages, pages.shape[0], reduce
+        self._pages, self._m, self._reduce, self._known_gram = pages, pages.shape[0], reduce, gram
         self._precision: Precision = precision
         self._scale = None if weights is None else (self._m * weights).sqrt()[:, None]  # scaled rows weigh 1/m each
         self._diagonal: Tensor | None = None
         self._whitened = False
-        if gram is None:
-            self._build(damping)
-        else:
-            self._restart(damping)
-            self._accept(slice(0, 1), self._scaled_gram(gram), judge.gram_error(self._m))
-        if reduce is not None:
-            self._settle(slice(0, 1))  # now, while all ranks are here
+        self._build(damping)
         fits = overwrite and pages.in_place and self._dtype == pages.dtype
-        if fits and not needs_more(precision, self._dtype, self._factors.gram(slice(None)), self._shift):
+        if fits and not judge.needs_more(precision, self._dtype, self._factors.gram(slice(None)), self._factors.shift):
             self._multiply_rows(self._whitening)
             self._whitened = True
 
     def apply(self, x: Float[Tensor, "n *k"]) -> Float[Tensor, "n *k"]:
-        """F⁻¹ x: loads a piece of whole blocks once, a slice of a block twice; columns that need float64, again."""
+        """F⁻¹ x: two passes over G, or one where a piece holds whole blocks; columns that need float64, again."""
         out = torch.empty_like(x)
         bad = self._write_product(out, x, product_dtype("auto", self._dtype, x.dtype))
         if bool(bad.any()):
@@ -67,35 +64,16 @@ class DualBlocks:
         """F x = λx + (1/m) Gᵀ(G x), in float64: what G x cancels comes back with Gᵀ."""
         dtype, out = product_dtype(self._precision, torch.float64), torch.empty_like(x)
         for blocks, pieces in self._passes():
-            a = self._scaled(self._scaled(self._project(x, blocks, pieces, dtype)[1])) / self._m
-            if self._whitened:  # G = L W
-                L, tall = self._factors.L[blocks].tril(), a if a.ndim == 3 else a[..., None]
-                a = (L.transpose(1, 2) @ (L @ tall)).view_as(a)
-            for piece, G in pieces():
-                local = self._local(piece)
-                product = products.combine(G, a, dtype).flatten(0, 1)
+            _, p = self._project(x, blocks, pieces, dtype)
+            for local, product in self._combine(p / self._m, blocks, pieces, dtype):
                 out[local] = product.add_(x[local].to(dtype), alpha=self._damping)
         return out
 
     def quadratic_form(self, x: Float[Tensor, "n k"]) -> Float[Tensor, " k"]:
         """xᵀF⁻¹x, from one pass over G, in float64."""
-        total, dtype = x.new_zeros(x.shape[1], dtype=torch.float64), product_dtype(self._precision, torch.float64)
-        for blocks, pieces in self._passes():
-            judged, (squares, p) = self._settle(blocks), self._project(x, blocks, pieces, dtype)
-            while True:
-                z = p if self._whitened else woodbury.half_solve(self._factors.L[blocks], self._scaled(p))
-                Gx = self._factors.L[blocks].tril() @ z if self._whitened else self._scaled(p)
-                curvature = self._damping * squares + Gx.square().sum(1) / self._m
-                found = woodbury.quadratic_form(squares, z.square().sum(1), curvature, self._damping)
-                if not judged:
-                    break
-                terms = self._terms(blocks, woodbury.solve(self._factors.L[blocks], Gx))
-                error = judge.form_error(self._factors.known(blocks), squares, terms, self._damping * found)
-                if not self._polish(blocks, error):
-                    check_promise(error, self._factors.condition.squares, self._shift)
-                    break
-            total += found.sum(0)
-        return total
+        dtype = product_dtype(self._precision, torch.float64)
+        found = [self._half_solve(b, *self._project(x, b, pieces, dtype))[1].sum(0) for b, pieces in self._passes()]
+        return torch.stack(found).sum(0)
 
     def diagonal(self) -> Float[Tensor, " n"]:
         """[F⁻¹]_ii; the second pass over G, made once and kept."""
@@ -114,19 +92,22 @@ class DualBlocks:
     def elements(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         """[F⁻¹]_ij of entries counted from the run's start; zero between blocks."""
         step = products.TILE // self._m if self.run.count == 1 else min(PAIRS, products.TILE // self._m**2)
-        columns_of: Callable[..., Tensor] = lambda b, places: self._exact_columns(b, self._gather(b, places))  # noqa: E731
-        inner = products.pair_products(rows, columns, max(1, self.run.length), max(1, step), columns_of)
+
+        def whitened(blocks: Int[Tensor, " k"], places: Int[Tensor, "k q"]) -> Float[Tensor, "k m q"]:
+            return self._exact_columns(blocks, self._gather(blocks, places))
+
+        inner = products.pair_products(rows, columns, max(1, self.run.length), max(1, step), whitened)
         return ((rows == columns).double() - inner) / self._damping
 
     def leverages(self) -> tuple[Float[Tensor, " m"], Float[Tensor, " m"]]:
         """h_i = [K S⁻¹]_ii and 1 − h_i, of the full matrix."""
         self._settle(slice(0, 1))
-        return woodbury.leverages(self._factors.gram(slice(0, 1))[0], self._factors.L[0], self._shift)
+        return woodbury.leverages(self._factors.gram(slice(0, 1))[0], self._factors.L[0], self._factors.shift)
 
     def logdet(self) -> Float[Tensor, ""]:
         self._settle(slice(0, self.run.count))
         length = int(self._sum(self._factors.L.new_tensor(float(self.run.length))))
-        return -woodbury.log_det_fisher(self._factors.L, self._shift, self._damping, length).sum()
+        return -woodbury.log_det_fisher(self._factors.L, self._factors.shift, self._damping, length).sum()
 
     def diagnostics(self) -> dict[str, int | float]:
         """Blocks with K in float64, answers made again in float64, and the error that K makes at most."""
@@ -136,19 +117,13 @@ class DualBlocks:
     def refactor(self, damping: float) -> None:
         """Changes the damping; no pass over G, unless a smaller one needs more digits than K has."""
         K, before = self._factors.gram(slice(None)), vars(self).copy()
-        if self._whitened and needs_more(self._precision, self._dtype, K, self._m * damping):
+        if self._whitened and judge.needs_more(self._precision, self._dtype, K, self._m * damping):
             raise ValueError(
                 f"damping {damping:g} needs more digits than the numbers have that overwrote the gradients; build the "
                 "operator anew with overwrite=False"
             )
         try:
-            self._restart(damping)
-            try:
-                self._accept(slice(0, self.run.count), K, before["_factors"].condition.gram)
-            except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-                self._build(damping)
-            if self._reduce is not None:
-                self._settle(slice(0, 1))
+            self._build(damping, (K, self._factors.condition.gram))
         except Exception:
             vars(self).update(before)
             raise
@@ -162,10 +137,9 @@ class DualBlocks:
         delta, cost, gone = torch.empty_like(theta), theta.new_zeros(()), torch.where(removed, theta, 0.0)
         for blocks, pieces in self._passes():
             squares, u = self._project(gone, blocks, pieces, torch.float64)
-            u = self._scaled(u)
             a = self._removal(blocks, pieces, removed, u, squares)
-            for piece, G in pieces():
-                delta[self._local(piece)] = products.combine(G, self._scaled(a), torch.float64).flatten()
+            for local, product in self._combine(a, blocks, pieces, torch.float64):
+                delta[local] = product
             cost += woodbury.removal_cost(squares, a, u, self._damping).sum()
         return torch.where(removed, -theta, delta), cost
 
@@ -174,7 +148,7 @@ class DualBlocks:
         total = delta.new_zeros(())
         for blocks, pieces in self._passes():
             squares, p = self._project(delta, blocks, pieces, torch.float64)
-            total += self._damping * squares.sum() + self._scaled(p).square().sum() / self._m
+            total += self._damping * squares.sum() + p.square().sum() / self._m
         return total / 2
 
     def inverses(self) -> Iterator[tuple[slice, Float[Tensor, "blocks b b"]]]:
@@ -188,39 +162,37 @@ class DualBlocks:
     def group_costs(self, theta: Float[Tensor, " n"], ids: Int[Tensor, " n"], count: int) -> Float[Tensor, " count"]:
         """½ θ_Qᵀ([F⁻¹]_QQ)⁻¹θ_Q of `count` groups, `ids` being each weight's group; summed over a group's blocks."""
         out = theta.new_zeros(count)
-        if not len(ids):
-            return out
         self._polish(slice(0, self.run.count))  # differences of K need all its digits
-        position = torch.arange(len(ids), device=ids.device)
-        keys, table, _, _ = products.grouped(position // self.run.length * count + ids, position)
-        step = max(1, GROUP_NUMBERS // (self._m * max(self._m, table.shape[1])))
-        for key, chosen in zip(keys.split(step), table.split(step), strict=True):
-            blocks, present = key // count, chosen >= 0
-            G_Q = self._scaled(self._gather(blocks, chosen.clamp_min(0) % self.run.length)) * present[:, None]
-            theta_Q = torch.where(present, theta[chosen.clamp_min(0)], 0.0)
+        for blocks, group, chosen in products.in_groups(ids, self.run.length, count, self._m, GROUP_NUMBERS):
+            present, chosen = chosen >= 0, chosen.clamp_min(0)
+            G_Q = self._scaled(self._gather(blocks, chosen % self.run.length)) * present[:, None]
+            theta_Q = torch.where(present, theta[chosen], 0.0)
             distinct, which = blocks.unique(return_inverse=True)
-            S = self._factors.gram(distinct)
-            S.diagonal(dim1=1, dim2=2).add_(self._shift)
-            out.index_add_(0, key % count, woodbury.group_costs(S[which], G_Q, theta_Q, self._damping))
+            S = self._factors.damped(distinct)
+            out.index_add_(0, group, woodbury.group_costs(S[which], G_Q, theta_Q, self._damping))
         return out
 
-    def _build(self, damping: float) -> None:
-        """K and its factor for every block: in float64 for blocks where float32 leaves S indefinite."""
-        self._restart(damping)
-        first = judge.gram_dtype(self._precision, self._dtype, self._m)
-        for blocks, pieces in self._passes():
+    def _build(self, damping: float, known: tuple[Tensor, Tensor] | None = None) -> None:
+        """The factors of every block, from what is `known` of K and its error, if that is good enough."""
+        self._damping, self._diagonal = damping, None
+        shift = self._m * damping
+        self._dtype: torch.dtype = judge.first_dtype(self._precision, self._pages.dtype, shift)
+        self._factors: Factors = Factors(self.run.count, self._m, shift, self._pages.device)
+        try:
+            if known is not None:
+                self._accept(slice(0, self.run.count), *known)
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            known = None
+        for blocks, pieces in self._passes() if known is None else ():
             try:
+                first = judge.gram_dtype(self._precision, self._dtype, self._m)
                 self._accept(blocks, *self._gram(blocks, pieces, first))
             except (ValueError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
                 if self._precision != "auto" or self._dtype == torch.float64:
                     raise
                 self._accept(blocks, *self._gram(blocks, pieces, torch.float64))
-
-    def _restart(self, damping: float) -> None:
-        self._damping, self._shift = damping, self._m * damping
-        self._diagonal = None
-        self._dtype: torch.dtype = first_dtype(self._precision, self._pages.dtype, self._shift)
-        self._factors: Factors = Factors(self.run.count, self._m, self._shift, self._pages.device)
+        if self._reduce is not None:
+            self._settle(slice(0, 1))  # now, while all ranks are here
 
     def _accept(self, blocks: slice, K: Float[Tensor, "blocks m m"], error: float | Tensor) -> None:
         if not self._factors.accept(blocks, K, error):
@@ -251,13 +223,12 @@ class DualBlocks:
         bad = torch.zeros(self.run.count, *x.shape[1:], dtype=torch.bool)
         for blocks, pieces in self._passes(which):
             judged, (squares, p) = self._settle(blocks), self._project(x, blocks, pieces, dtype)
-            a, p = p, self._scaled(p)
-            while not self._whitened:
+            while True:
                 a = woodbury.solve(self._factors.L[blocks], p)
                 if not judged:
                     break
                 known, terms = self._factors.known(blocks), self._terms(blocks, a)
-                rest = squares - (p * a).sum(1) - self._shift * a.square().sum(1)
+                rest = squares - (p * a).sum(1) - self._factors.shift * a.square().sum(1)
                 rounding, by_gram = judge.product_errors(dtype, known, squares, terms, rest)
                 if not self._polish(blocks, by_gram):
                     break
@@ -265,14 +236,30 @@ class DualBlocks:
                 bad[blocks] = ~(rounding <= judge.PRODUCT_TOLERANCE).cpu()
                 if bool(bad[blocks].all()):
                     continue
-            a = a if self._whitened else self._scaled(a)
-            for piece, G in pieces():
-                local = self._local(piece)
-                out[local] = (x[local].to(dtype) - products.combine(G, a, dtype).flatten(0, 1)).div_(self._damping)
+            for local, product in self._combine(a, blocks, pieces, dtype):
+                out[local] = (x[local].to(dtype) - product).div_(self._damping)
             if judged and dtype == torch.float64:  # now that the difference is known, and not only estimated
                 rest = self._sum((self._split(out, blocks).double() * self._damping).square().sum(1))
-                judge.check_products(known, self._factors.L[blocks], self._shift, squares, terms, rest)
+                judge.check_products(known, self._factors.L[blocks], self._factors.shift, squares, terms, rest)
         return bad
+
+    def _half_solve(self, blocks: Blocks, squares: Tensor, p: Tensor, together: bool = True) -> tuple[Tensor, Tensor]:
+        """L⁻¹p and xᵀF⁻¹x, from ‖x‖² and p = G x in float64, each judged by itself."""
+        judged, curvature = self._settle(blocks), self._damping * squares + p.square().sum(1) / self._m
+        while True:
+            z = woodbury.half_solve(self._factors.L[blocks], p)
+            form = woodbury.quadratic_form(squares, z.square().sum(1), curvature, self._damping)
+            if not judged:
+                return z, form
+            terms = self._terms(blocks, woodbury.solve(self._factors.L[blocks], p))
+            error = judge.form_error(self._factors.known(blocks), squares, terms, self._damping * form)
+            if not self._polish(blocks, error, together):
+                judge.check_promise(error, self._factors.condition.squares, self._factors.shift)
+                return z, form
+
+    def _exact_columns(self, blocks: Blocks, G: Float[Tensor, "k m q"]) -> Float[Tensor, "k m q"]:
+        """W of columns of some blocks, in float64."""
+        return G if self._whitened else self._half_solve(blocks, torch.ones_like(G[:, 0]), self._scaled(G), False)[0]
 
     def _column_sums(self, blocks: slice, lower: Tensor, G: Tensor, judged: bool) -> tuple[Tensor, Tensor]:
         """‖W_i‖² and F_ii of columns of G; those that need it in float64, and by a better K."""
@@ -294,40 +281,22 @@ class DualBlocks:
                 whitened[some, columns] = self._exact_columns(some[:, 0] + blocks.start, part).square().sum(1)
         return whitened, fisher
 
-    def _exact_columns(self, blocks: Blocks, G: Float[Tensor, "k m q"]) -> Float[Tensor, "k m q"]:
-        """W of columns of some blocks, in float64, each judged by itself."""
-        judged, G = self._settle(blocks), self._scaled(G)
-        while not self._whitened:
-            W = woodbury.half_solve(self._factors.L[blocks], G)
-            if not judged:
-                return W
-            z = torch.linalg.solve_triangular(self._factors.L[blocks].tril().transpose(1, 2), W, upper=True)
-            known, whitened = self._factors.known(blocks), W.square().sum(1)
-            least = self._damping / (self._damping + G.square().sum(1) / self._m)
-            terms = torch.einsum("bm,bmq->bq", known.squares + self._shift, z.square())
-            error = judge.column_error(known, terms, (1 - whitened).maximum(least))
-            if not self._polish(blocks, error, together=False):
-                check_promise(error, known.squares, self._shift)
-                return W
-        return G
-
     def _removal(self, blocks: slice, pieces: Pass, removed: Tensor, u: Tensor, squares: Tensor) -> Tensor:
         """S_R⁻¹ u, with S_R by products in float32 where that is good enough."""
         for dtype in (judge.gram_dtype(self._precision, self._dtype, self._m), torch.float64):
-            K, gram = self._gram(blocks, pieces, dtype, removed)
             last = dtype == torch.float64 or self._precision != "auto"
+            factors = Factors(blocks.stop - blocks.start, self._m, self._factors.shift, u.device)
             try:
-                L = woodbury.factor(K, self._shift)
+                factors.accept(slice(None), *self._gram(blocks, pieces, dtype, removed))
             except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
                 if last:
                     raise
                 continue
-            a, known = woodbury.solve(L, u), K.diagonal(dim1=1, dim2=2)
-            moved = squares + torch.einsum("bi,bij,bj->b", a, K, a)
-            growth = woodbury.growth(woodbury.inverse_factor(L), known)
-            error = judge.removal_error(gram, growth, (known * a.square()).sum(1), moved)
+            a, known = woodbury.solve(factors.L, u), factors.known(slice(None))
+            moved = squares + (a * u).sum(1) - factors.shift * a.square().sum(1)
+            error = judge.removal_error(known, (known.squares * a.square()).sum(1), moved)
             if last and self._precision != "float32":
-                check_promise(error, known, self._shift)
+                judge.check_promise(error, known.squares, factors.shift)
             if last or bool((error <= judge.PRODUCT_TOLERANCE).all()):
                 break
         return a
@@ -337,8 +306,11 @@ class DualBlocks:
 
     def _gram(
         self, blocks: slice, pieces: Pass, dtype: torch.dtype, removed: Bool[Tensor, " n"] | None = None
-    ) -> tuple[Float[Tensor, "blocks m m"], Tensor]:
+    ) -> tuple[Float[Tensor, "blocks m m"], float | Tensor]:
         """G Gᵀ over the pieces and the ranks, without the removed columns; and its error, measured on some rows."""
+        if self._known_gram is not None and removed is None:
+            K, error = self._known_gram(dtype)
+            return self._scaled_gram(K), error
         count, m, sample = blocks.stop - blocks.start, self._m, judge.sample(self._m)
         K = torch.zeros(count, m, m, dtype=torch.float64, device=self._pages.device)
         exact = K[:, sample, sample].clone()
@@ -347,12 +319,11 @@ class DualBlocks:
             K += products.gram(G, dtype)
             if dtype == torch.float32:
                 exact += products.gram(G[:, sample], torch.float64)
-        K = self._scaled_gram(self._sum(K))
-        if dtype == torch.float64:
-            return K, K.new_full((count,), judge.gram_error(m))
-        return K, judge.measured_error(K, self._scaled_gram(self._sum(exact), sample), sample)
+        K = self._sum(K)
+        error = judge.gram_error(m) if dtype == torch.float64 else judge.measured_error(K, self._sum(exact), sample)
+        return self._scaled_gram(K), error
 
-    def _terms(self, blocks: slice, a: Float[Tensor, "blocks m *k"]) -> Float[Tensor, "blocks *k"]:
+    def _terms(self, blocks: Blocks, a: Float[Tensor, "blocks m *k"]) -> Float[Tensor, "blocks *k"]:
         """Σ_k D_k a_k²."""
         return torch.einsum("bm,bm...->b...", self._factors.condition.squares[blocks], a.square())
 
@@ -360,23 +331,41 @@ class DualBlocks:
         """‖x‖² of each block, and G x; over all ranks."""
         p = x.new_zeros(blocks.stop - blocks.start, self._m + 1, *x.shape[1:], dtype=torch.float64)
         p[:, -1] = torch.linalg.vector_norm(self._split(x, blocks), dim=1, dtype=torch.float64).square()
-        for piece, G in pieces():
-            p[:, :-1] += products.project(G, piece.split(x[self._local(piece)]), dtype)
+        if self._pages.window is not None:
+            p[:, :-1] = self._pages.window.project(self._m, x, dtype)
+        else:
+            for piece, G in pieces():
+                p[:, :-1] += products.project(G, piece.split(x[self._local(piece)]), dtype)
         p = self._sum(p)
-        return p[:, -1], p[:, :-1]
+        return p[:, -1], self._of_stored("bij,bj...->bi...", blocks, p[:, :-1])
+
+    def _combine(self, a: Tensor, blocks: slice, pieces: Pass, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+        """Gᵀa, some places of the run at a time."""
+        a = self._of_stored("bji,bj...->bi...", blocks, a)
+        if self._pages.window is not None:
+            yield slice(None), self._pages.window.combine(a[0], dtype)
+        else:
+            for piece, G in pieces():
+                yield self._local(piece), products.combine(G, a, dtype).flatten(0, 1)
 
     def _gather(self, blocks: Int[Tensor, " k"], places: Int[Tensor, "k q"]) -> Float[Tensor, "k m q"]:
         """Columns of each block, in float64."""
         indices = self.run.start + blocks[:, None] * self.run.length + places
         return self._pages.gather(indices.flatten()).double().unflatten(1, places.shape).transpose(0, 1)
 
+    def _of_stored(self, by_lower: str, blocks: slice, p: Float[Tensor, "blocks m *k"]) -> Float[Tensor, "blocks m *k"]:
+        """From products with the rows as stored to those with G, or from coefficients of G to theirs: G is L W."""
+        if self._whitened:
+            return torch.einsum(by_lower, self._factors.L[blocks].tril(), p)
+        return self._scaled(p)
+
     def _scaled(self, p: Float[Tensor, "blocks m *k"]) -> Float[Tensor, "blocks m *k"]:
         if self._scale is None:
             return p
         return p * (self._scale if p.ndim == 3 else self._scale[:, 0])
 
-    def _scaled_gram(self, K: Float[Tensor, "blocks s s"], rows: slice = slice(None)) -> Float[Tensor, "blocks s s"]:
-        return K if self._scale is None else K * (self._scale[rows] * self._scale[rows].T)
+    def _scaled_gram(self, K: Float[Tensor, "blocks m m"]) -> Float[Tensor, "blocks m m"]:
+        return K if self._scale is None else K * (self._scale * self._scale.T)
 
     def _whitening(self, blocks: slice) -> Float[Tensor, "blocks m m"]:
         """The matrix that makes W of G."""

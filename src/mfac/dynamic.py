@@ -16,10 +16,9 @@ from mfac.inverse_fisher import InverseFisher, check_damping, one_thread, ranks_
 from mfac.memory import check_count
 from mfac.pages import BlockRun
 from mfac.precision import Precision
-from mfac.products import squared_norm
+from mfac.products import gram, squared_norm
 from mfac.sliding import SlidingInverse
 from mfac.windows.plain import DTYPES
-from mfac.windows.rows import squared_norms
 from mfac.windows.storage import Window, as_devices, as_kind, build_rows, check_wider, saved_rows
 
 Normalize = Literal["seen", "full", "sum"]
@@ -225,14 +224,12 @@ class DynamicInverseFisher(InverseFisher):
             rough = tensor_of(state, "rough", (self.num_grads,)).nonzero().flatten().tolist()
             fresh = SlidingInverse.of_state(state, self.num_grads, self.device, self._divisor(n) * damping)
             saved, sensitive = saved_rows(state["rows"]), bool(state["sensitive"])
-            squares = squared_norms(saved, n, self._dim).to(self.device)
+            squares = self._rows.check(saved, n).to(self.device)
         if n and not torch.allclose(self._ranks.sum_(squares), fresh.K.diagonal()[:n], rtol=1e-3, atol=0):
             raise ValueError(
                 "the saved rows do not match the saved products: the window was updated after state_dict(), whose rows "
                 "are its own memory (or another rank's state was loaded); save or deep-copy it before the next update"
             )
-        with self._ranks.together("loading the rows"):
-            self._rows.check(saved, n)
         converted = self._ranks.any(self._rows.load(saved, n), self.device)
         self._damping, self._updates, self._inverse = damping, updates, fresh
         self._rough, self._sensitive, self._snapshot = set(range(n) if converted else rough), sensitive, None
@@ -316,33 +313,12 @@ class DynamicInverseFisher(InverseFisher):
         self._inverse.K = K
         self._inverse.reset()
 
-    def _exact_dtype(self) -> torch.dtype:
-        """The dtype that products with any vector need; brings the m x m matrix to the same accuracy."""
-        dtype = judge.product_dtype(self._precision, self.dtype, self._rows.dtype)
-        if judge.needs_more(self._precision, dtype, self._inverse.K, self._inverse.shift):
-            dtype = torch.float64
-        if self._precision == "auto" and dtype == torch.float64 and self._rough:
-            self._polish()
-        return dtype
-
     @one_thread
     def _apply(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]:
-        if self.num_seen == 0:
-            return x / self.damping
-        dtype = torch.promote_types(self._exact_dtype(), x.dtype)
-        dtype = dtype if dtype == torch.float64 else torch.float32
-        self._inverse.settle()
-        a = self._inverse.solve(self._ranks.sum_(self._rows.project(self.num_seen, x, dtype)))
-        rest = x.to(dtype) - self._rows.combine(a, dtype)
-        if dtype == torch.float64:  # in float32 S itself has shown that every x is safe
-            squares = torch.stack([torch.linalg.vector_norm(each, dtype=dtype, dim=0).square() for each in (x, rest)])
-            if bool((self._inverse.product_error(a, *self._ranks.sum_(squares)) > judge.PRODUCT_TOLERANCE).any()):
-                raise self._inverse.too_few_digits("float64")
-        return rest.div_(self.damping).to(x.dtype)
+        return self._frozen().apply(x)
 
+    @one_thread
     def _forward(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]:
-        if self.num_seen == 0:
-            return x * self.damping
         return self._frozen().forward(x)
 
     @one_thread
@@ -363,9 +339,7 @@ class DynamicInverseFisher(InverseFisher):
     def _refactor(self, old_damping: float) -> None:
         self.set_damping(self.damping)
         try:
-            if self.num_seen:
-                self._exact_dtype()
-                self._inverse.settle()
+            self._frozen()
         except Exception:
             self.set_damping(old_damping)
             raise
@@ -377,13 +351,27 @@ class DynamicInverseFisher(InverseFisher):
     def _frozen(self) -> DualBlocks:
         """The present window as static blocks; remembered until it changes."""
         if self._snapshot is None:
-            n, dtype = max(self.num_seen, 1), self._exact_dtype()  # an empty window has a row of zeros
-            K, run, pages = self._inverse.K[None, :n, :n], BlockRun(0, self._dim, 1), self._rows.pages(n)
-            reduce = self._ranks.sum_ if self._ranks.size > 1 else None
-            precision: Precision = "float64" if dtype == torch.float64 else "float32"
-            weights = K.new_full((n,), 1 / self._divisor(n))
-            self._snapshot = DualBlocks(run, pages, self.damping, precision, weights, K, reduce=reduce)
+            n = max(self.num_seen, 1)  # an empty window has a row of zeros
+            weights, reduce = self._inverse.K.new_full((n,), 1 / self._divisor(n)), self._ranks.sum_
+            self._snapshot = DualBlocks(
+                BlockRun(0, self._dim, 1), self._rows.pages(n), self.damping,
+                "float64" if self._precision == "auto" and self.dtype == torch.float64 else self._precision,
+                weights, self._known_gram, reduce=reduce if self._ranks.size > 1 else None,
+            )  # fmt: skip
         return self._snapshot
+
+    def _known_gram(self, dtype: torch.dtype) -> tuple[Float[Tensor, "1 n n"], float | Tensor]:
+        """G Gᵀ, as exact as products in a dtype, and its error, measured on some rows where they were in float32."""
+        n = max(self.num_seen, 1)
+        if dtype == torch.float64 and self._precision == "auto" and self._rough:
+            self._polish()
+        K = self._inverse.K[None, :n, :n].clone()
+        if not self._rough:
+            return K, judge.gram_error(n)
+        sample = judge.sample(n)
+        rows = torch.stack([self._rows.row(k) for k in range(n)[sample]])
+        exact = self._ranks.sum_(gram(rows, torch.float64))
+        return K, judge.measured_error(K, exact[None], sample)
 
     def _held_rows(self) -> tuple[Tensor, Float[Tensor, " n"]]:
         if self.num_seen == 0:

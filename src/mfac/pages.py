@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, zip_longest
 from operator import index
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -123,10 +123,22 @@ class MadeColumns:
     gather: Callable[[Int[Tensor, " n"]], Float[Tensor, "m n"]]
 
 
+class OwnProducts(Protocol):
+    """A window whose storage multiplies all of its columns faster than pages of them could be made."""
+
+    def project(self, n: int, x: Float[Tensor, "d *k"], dtype: torch.dtype) -> Float[Tensor, "n *k"]: ...
+
+    def combine(self, a: Float[Tensor, "n *k"], dtype: torch.dtype) -> Float[Tensor, "d *k"]: ...
+
+
 class Pages:
     """The columns of an m x d matrix, brought to `device`, `page_size` at once (None: `columns_at_once` chooses)."""
 
-    def __init__(self, source: Tensor | MadeColumns, device: torch.device, page_size: int | None = None):
+    def __init__(
+        self, source: Tensor | MadeColumns, device: torch.device, page_size: int | None = None,
+        window: OwnProducts | None = None,
+    ):  # fmt: skip
+        self.window = window
         self.source = source
         self.device = device
         self.dtype: torch.dtype = source.dtype
@@ -157,7 +169,7 @@ class Pages:
         for first, part in [(0, run)] if which is None else run.parts(which):
             if part.length == 0:  # a rank without a column still takes part in the sums
                 yield slice(0, 1), partial(iter, [])
-            elif part.length <= columns:
+            elif part.length <= columns and part.count > 1:
                 for piece, G in self.stream(part.pieces(columns)):
                     yield slice(first + piece.blocks.start, first + piece.blocks.stop), partial(iter, [(piece, G)])
             else:

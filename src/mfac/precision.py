@@ -50,8 +50,9 @@ class Condition(NamedTuple):
 
     @property
     def grown(self) -> Float[Tensor, " blocks"]:
-        """The error of K after it went through S⁻¹."""
-        return grown(self.gram, self.growth)
+        """The error of K after it went through S⁻¹; infinite where that is too large for the estimates to hold."""
+        error = self.gram * self.growth
+        return torch.where(error < 0.05, error, math.inf)
 
 
 class Factors:
@@ -88,6 +89,12 @@ class Factors:
             self.condition.inverse[blocks] = Linv.square_().sum(1)
             self._settled[blocks] = True
         return Condition(*(part[blocks] for part in self.condition))
+
+    def damped(self, blocks: Blocks) -> Float[Tensor, "k m m"]:
+        """S."""
+        S = self.gram(blocks)
+        S.diagonal(dim1=1, dim2=2).add_(self.shift)
+        return S
 
     def rough(self, blocks: Blocks) -> Bool[Tensor, " k"]:
         """For which blocks K is not in float64."""
@@ -148,9 +155,7 @@ def needs_more(precision: Precision, dtype: torch.dtype, K: Float[Tensor, "*bloc
     if precision == "float32":
         return False
     largest = limit(dtype) / (EPS32 if dtype == torch.float32 else EPS64) * shift
-    # Two bounds of the largest eigenvalue: the first is cheaper, the second closer for rows of mixed directions. Both
-    # comparisons are False for matrices that are not finite.
-    return not bool(torch.linalg.matrix_norm(K).max() <= largest) and not bool(K.abs().sum(-1).max() <= largest)
+    return not bool(K.abs().sum(-1).max() <= largest)  # it bounds the largest eigenvalue
 
 
 def sample(m: int) -> slice:
@@ -176,17 +181,9 @@ def measured_error(
     return 2 * (own + among * m / s).clamp_min(math.sqrt(m) * EPS32)
 
 
-def grown(gram: float | Tensor, growth: Float[Tensor, " blocks"]) -> Float[Tensor, " blocks"]:
-    """gram · κ; infinite where that is too large for the estimates to hold."""
-    error = gram * growth
-    return torch.where(error < 0.05, error, math.inf)
-
-
-def primal_error(
-    gram: Float[Tensor, " b"], growth: Float[Tensor, " b"], largest: Float[Tensor, " b"]
-) -> Float[Tensor, " b"]:
-    """Of F⁻¹x for every x, if F = λI + K was summed with a relative error of `gram`; `largest` is max K_ii/λ."""
-    return (grown(gram, growth) * gram * largest).sqrt()
+def primal_error(condition: Condition, shift: float) -> Float[Tensor, " blocks"]:
+    """Of F⁻¹x for every x, by K in F = λI + K."""
+    return (condition.grown * condition.gram * condition.squares.amax(1) / shift).sqrt()
 
 
 def diagonal_error(
@@ -198,12 +195,6 @@ def diagonal_error(
     """
     rounding = ROUNDING[dtype] * (whitened + (whitened * spread).sqrt())
     return (rounding + _times(condition.grown, whitened)) / (1 - whitened).maximum(least)
-
-
-def column_error(condition: Condition, terms: Tensor, rest: Float[Tensor, "blocks q"]) -> Float[Tensor, "blocks q"]:
-    """Of [F⁻¹]_ii = `rest`/λ in float64, closer: by `terms` = Σ S_kk z_k², z = S⁻¹G e_i."""
-    error = _times(condition.gram + gram_error(condition.squares.shape[1]), terms) / rest
-    return torch.where(condition.grown[:, None] < math.inf, error, math.inf)
 
 
 def product_errors(
@@ -235,17 +226,15 @@ def check_products(
 def form_error(
     condition: Condition, squares: Tensor, terms: Tensor, rest: Float[Tensor, "blocks k"]
 ) -> Float[Tensor, "blocks k"]:
-    """Of λxᵀF⁻¹x = `rest` = ‖x‖² − ‖L⁻¹Gx‖² by G x in float64 and by K."""
+    """Of λxᵀF⁻¹x = `rest` = ‖x‖² − ‖L⁻¹Gx‖² by G x in float64 and by K; `terms` is Σ D_k a_k², a = S⁻¹Gx."""
     rounding = ROUNDING[torch.float64] * (squares + (squares * terms).sqrt())
     error = (rounding + _times(condition.gram + gram_error(condition.squares.shape[1]), terms)) / rest
     return torch.where(squares == 0, 0.0, torch.where(condition.grown[:, None] < math.inf, error, math.inf))
 
 
-def removal_error(
-    gram: Float[Tensor, " b"], growth: Float[Tensor, " b"], terms: Float[Tensor, " b"], moved: Float[Tensor, " b"]
-) -> Float[Tensor, " b"]:
-    """Of the joint removal's δ with ‖δ‖² = `moved`, by K_R; `growth` is κ of S_R, `terms` Σ D_k a_k²."""
-    return (grown(gram, growth) * gram * terms / moved.clamp_min(sys.float_info.min)).sqrt()
+def removal_error(condition: Condition, terms: Tensor, moved: Tensor) -> Float[Tensor, " blocks"]:
+    """Of the joint removal's δ with ‖δ‖² = `moved`, by K_R of S_R; `terms` is Σ D_k a_k²."""
+    return (condition.grown * condition.gram * terms / moved.clamp_min(sys.float_info.min)).sqrt()
 
 
 def _times(a: Float[Tensor, " blocks"], b: Float[Tensor, "blocks *k"]) -> Float[Tensor, "blocks *k"]:

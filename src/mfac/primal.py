@@ -33,7 +33,6 @@ class PrimalBlocks:
         self.run = run
         self._precision: Precision = precision
         self._pages, self._weights = pages, weights
-        self._step = max(1, BLOCK_PIECE // run.length**2)  # blocks that stay in cache
         self._factors = Factors(run.count, run.length, damping, device)
         if pages is not None:
             dtype = judge.first_dtype(precision, pages.dtype, damping)
@@ -52,7 +51,7 @@ class PrimalBlocks:
     def forward(self, x: Float[Tensor, "n *k"]) -> Float[Tensor, "n *k"]:
         """F x."""
         columns = self._split(x.double().reshape(len(x), -1))
-        return (self._fisher(slice(None)) @ columns).to(x.dtype).view_as(x)
+        return (self._factors.damped(slice(None)) @ columns).to(x.dtype).view_as(x)
 
     def quadratic_form(self, x: Float[Tensor, "n k"]) -> Float[Tensor, " k"]:
         """xᵀF⁻¹x = ‖L⁻¹x‖²."""
@@ -71,7 +70,8 @@ class PrimalBlocks:
             units = self._factors.L.new_zeros(len(blocks), self.run.length, places.shape[1])
             return woodbury.half_solve(self._factors.L[blocks], units.scatter_(1, places[:, None], 1.0))
 
-        return products.pair_products(rows, columns, self.run.length, self._step, whitened)
+        step = max(1, BLOCK_PIECE // self.run.length**2)
+        return products.pair_products(rows, columns, self.run.length, step, whitened)
 
     def logdet(self) -> Float[Tensor, ""]:
         return -woodbury.log_det(self._factors.L).sum()
@@ -85,8 +85,7 @@ class PrimalBlocks:
         before, bad = self._factors, []
         self._factors = Factors(self.run.count, self.run.length, damping, before.L.device)
         try:
-            for first in range(0, self.run.count, self._step):
-                blocks = slice(first, first + self._step)
+            for blocks in self._parts():
                 bad.append(self._accept(blocks, before.gram(blocks), before.condition.gram[blocks]))
             self._build(torch.float64, torch.cat(bad).tolist())
         except Exception:
@@ -97,9 +96,8 @@ class PrimalBlocks:
         self, theta: Float[Tensor, " n"], removed: Bool[Tensor, " n"]
     ) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]:
         """δ = −θ on the removed weights and F_RR⁻¹ F_RQ θ_Q on the kept ones, and ½ δᵀFδ."""
-        weights, gone = self._split(theta), self._split(removed)
-        parts = [slice(first, first + self._step) for first in range(0, self.run.count, self._step)]
-        results = [woodbury.primal_removal(self._fisher(some), weights[some], gone[some]) for some in parts]
+        weights, gone, F = self._split(theta), self._split(removed), self._factors.damped
+        results = [woodbury.primal_removal(F(some), weights[some], gone[some]) for some in self._parts()]
         return torch.cat([delta.flatten() for delta, _ in results]), torch.cat([cost for _, cost in results]).sum()
 
     def coupled_removal(
@@ -109,7 +107,7 @@ class PrimalBlocks:
 
         Conjugate gradients over the kept weights, preconditioned by the removal of each block for itself.
         """
-        F, kept = self._fisher(slice(None)), ~self._split(removed)
+        F, kept = self._factors.damped(slice(None)), ~self._split(removed)
         gone = torch.where(kept, 0.0, self._split(theta))
 
         def apply(x: Float[Tensor, "blocks b"]) -> Float[Tensor, "blocks b"]:
@@ -129,25 +127,23 @@ class PrimalBlocks:
 
     def inverses(self) -> Iterator[tuple[slice, Float[Tensor, "blocks b b"]]]:
         """F⁻¹ of the blocks, dense, some blocks at a time."""
-        for first in range(0, self.run.count, self._step):
-            blocks = slice(first, min(first + self._step, self.run.count))
+        for blocks in self._parts():
             yield blocks, torch.cholesky_inverse(self._factors.L[blocks])
 
     def group_costs(self, theta: Float[Tensor, " n"], ids: Int[Tensor, " n"], count: int) -> Float[Tensor, " count"]:
         """½ θ_Qᵀ([F⁻¹]_QQ)⁻¹θ_Q of `count` groups, `ids` being each weight's group; summed over a group's blocks."""
         out = theta.new_zeros(count)
         for blocks, inverse in self.inverses():
-            weights, groups = self._split(theta)[blocks], self._split(ids)[blocks]
-            position = torch.arange(groups.numel(), device=ids.device)
-            keys, table, _, _ = products.grouped(position // self.run.length * count + groups.flatten(), position)
-            for key, chosen in zip(keys.split(self._step), table.split(self._step), strict=True):
-                absent, places = chosen < 0, chosen.clamp_min(0) % self.run.length
-                inner = inverse[(key // count)[:, None, None], places[:, :, None], places[:, None, :]]
+            weights, groups, b = self._split(theta)[blocks].flatten(), self._split(ids)[blocks], self.run.length
+            for block, group, chosen in products.in_groups(groups.flatten(), b, count, b, BLOCK_PIECE):
+                absent, chosen = chosen < 0, chosen.clamp_min(0)
+                places = chosen % b
+                inner = inverse[block[:, None, None], places[:, :, None], places[:, None, :]]
                 inner = inner.masked_fill(absent[:, :, None] | absent[:, None, :], 0.0)
                 inner.diagonal(dim1=1, dim2=2).add_(absent.double())
-                theta_Q = weights.flatten()[chosen.clamp_min(0)].masked_fill(absent, 0.0)
+                theta_Q = weights[chosen].masked_fill(absent, 0.0)
                 x = woodbury.solve(woodbury.factor(inner, 0.0, overwrite=True), theta_Q)
-                out.index_add_(0, key % count, 0.5 * (theta_Q * x).sum(-1))
+                out.index_add_(0, group, 0.5 * (theta_Q * x).sum(-1))
         return out
 
     def _build(self, dtype: torch.dtype, which: Sequence[bool] | None = None) -> None:
@@ -175,19 +171,15 @@ class PrimalBlocks:
             self._pages.raise_for_rows()
         if not finite or self._precision == "float32":
             return rough
-        error = self._errors(blocks)
+        error = judge.primal_error(self._factors.known(blocks), self._factors.shift)
         bad = rough & ~(error <= judge.PRODUCT_TOLERANCE)
         judge.check_promise(error[~bad], self._factors.condition.squares, self._factors.shift)
         return bad
 
-    def _errors(self, blocks: Blocks) -> Float[Tensor, " k"]:
-        known = self._factors.known(blocks)
-        return judge.primal_error(known.gram, known.growth, known.squares.amax(1) / self._factors.shift)
-
-    def _fisher(self, blocks: Blocks) -> Float[Tensor, "k b b"]:
-        F = self._factors.gram(blocks)
-        F.diagonal(dim1=1, dim2=2).add_(self._factors.shift)
-        return F
+    def _parts(self) -> Iterator[slice]:
+        """Blocks that stay in cache."""
+        step = max(1, BLOCK_PIECE // self.run.length**2)
+        return (slice(i, min(i + step, self.run.count)) for i in range(0, self.run.count, step))
 
     def _split(self, x: Shaped[Tensor, "n *k"]) -> Shaped[Tensor, "blocks b *k"]:
         return x.unflatten(0, (self.run.count, self.run.length))

@@ -14,7 +14,8 @@ from torch import Tensor
 SHORT_ROW = 1 << 14  # up to here float32 is as good for a sum of squares as it is for products
 TILE = 1 << 20  # numbers in a tile: 8 MiB in float64
 TILE_COLUMNS = 1 << 16  # long enough to read memory in order, short enough for many rows
-GRAM_COLUMNS = 1 << 10  # what is summed in one piece: long enough for speed, short enough for float32
+GRAM_COLUMNS = 1 << 11  # what is summed in one piece: long enough for speed, short enough for float32
+GRAM_NUMBERS = 1 << 17  # of fewer rows in float64 more columns: a call takes as long as 16 rows of 1024
 WHITEN_COLUMNS = 1 << 11  # a whitened tile should still be in cache when it is squared
 # Row blocks of symmetric and triangular products, whose upper halves are never computed.
 ROW_BLOCKS, LEAST_ROWS = 4, 64
@@ -30,7 +31,7 @@ def project(G: Float[Tensor, "*blocks m d"], x: Float[Tensor, "..."], dtype: tor
     if G.dtype == dtype:
         return (G @ x).double()
     out = torch.zeros(G.shape[0], *x.shape[1:], dtype=torch.float64, device=G.device)
-    for rows, columns, tile in _tiles(G, dtype):
+    for rows, columns, tile in tiles(G, dtype):
         out[rows] += tile @ x[columns]
     return out
 
@@ -46,7 +47,7 @@ def combine(G: Float[Tensor, "*blocks m d"], a: Float[Tensor, "..."], dtype: tor
         return G.T @ a
     out = torch.zeros(G.shape[1], *a.shape[1:], dtype=dtype, device=G.device)
     into = torch.addmv if a.ndim == 1 else torch.addmm
-    for rows, columns, tile in _tiles(G, dtype):
+    for rows, columns, tile in tiles(G, dtype):
         into(out[columns], tile.T, a[rows], out=out[columns])
     return out
 
@@ -61,11 +62,11 @@ def gram(G: Float[Tensor, "*blocks m d"], dtype: torch.dtype) -> Float[Tensor, "
     m = G.shape[0]
     K = torch.zeros(m, m, dtype=torch.float64, device=G.device)
     part = torch.zeros(m, m, dtype=dtype, device=G.device)
-    for columns in G.split(GRAM_COLUMNS, dim=1):
+    for columns in G.split(GRAM_COLUMNS if dtype == torch.float32 else max(GRAM_COLUMNS, GRAM_NUMBERS // m), dim=1):
         piece = columns.to(dtype)
-        for rows in _row_blocks(m, max(LEAST_ROWS, m // ROW_BLOCKS)):
-            torch.mm(piece[rows], piece[: rows.stop].T, out=part[rows, : rows.stop])
-        K += part
+        for rows in _row_blocks(m):
+            lower = part[rows, : rows.stop]
+            K[rows, : rows.stop] += torch.mm(piece[rows], piece[: rows.stop].T, out=lower)
     return K.tril() + K.tril(-1).T
 
 
@@ -91,7 +92,8 @@ def squares(
         columns = slice(left, min(left + width, d))
         tile = held[: m * (columns.stop - left)].view(m, -1).copy_(X[:, columns])
         LX = made[: tile.numel()].view_as(tile)
-        _multiply_lower(L, tile, out=LX)
+        for rows in _row_blocks(m):
+            torch.mm(L[rows, : rows.stop], tile[: rows.stop], out=LX[rows])
         of_product[columns] = LX.square_().sum(0)
         of_X[:, columns] = weights @ tile.square_()
     return of_product, of_X
@@ -108,7 +110,7 @@ def whiten_(
     Linv = Linv.to(dtype)
     for columns in G.split(WHITEN_COLUMNS, dim=1):
         # From the last rows up: row block i needs only the rows before it, which are still those of G.
-        for rows in reversed(list(_row_blocks(len(G), 4 * LEAST_ROWS))):
+        for rows in reversed(_row_blocks(len(G))):
             columns[rows] = Linv[rows, : rows.stop] @ columns[: rows.stop].to(dtype)
     return G
 
@@ -147,6 +149,21 @@ def grouped(
     return distinct, table, row, place
 
 
+def in_groups(
+    ids: Int[Tensor, " n"], length: int, count: int, rows: int, numbers: int
+) -> Iterator[tuple[Int[Tensor, " k"], Int[Tensor, " k"], Int[Tensor, "k q"]]]:
+    """(block, group, places) of what each of `count` groups has in each block of `length` places; padded with −1.
+
+    As many at once as leave `numbers` in matrices of so many `rows` and at least as many columns as places.
+    """
+    if len(ids):
+        places = torch.arange(len(ids), device=ids.device)
+        keys, table, _, _ = grouped(places // length * count + ids, places)
+        step = max(1, numbers // (rows * max(rows, table.shape[1])))
+        for key, chosen in zip(keys.split(step), table.split(step), strict=True):
+            yield key // count, key % count, chosen
+
+
 def kept(G: Float[Tensor, "blocks m n"], removed: Bool[Tensor, "blocks n"]) -> Float[Tensor, "blocks m kept"]:
     """The columns that are not removed; of several blocks, zeros in the place of those that are."""
     return G[:, :, ~removed[0]] if len(G) == 1 else torch.where(removed[:, None], 0.0, G)
@@ -157,10 +174,9 @@ def _batched(A: Tensor, x: Tensor) -> Tensor:
     return torch.bmm(A, x[..., None])[..., 0] if x.ndim == 2 else torch.bmm(A, x)
 
 
-def _tiles(G: Float[Tensor, "m d"], dtype: torch.dtype) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Tiles of G converted to `dtype`, one after the other in the same memory."""
-    m, d = G.shape
-    width = min(d, TILE_COLUMNS)
+def tiles(G: Tensor, dtype: torch.dtype, widest: int = TILE_COLUMNS) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Rows, columns and numbers of tiles of G [m, d] in `dtype`, one after the other in the same memory."""
+    (m, d), width = G.shape, min(G.shape[1], widest)
     height = max(1, min(m, TILE // max(width, 1)))
     buffer = torch.empty(height * width, dtype=dtype, device=G.device)
     for left in range(0, d, width):
@@ -171,20 +187,9 @@ def _tiles(G: Float[Tensor, "m d"], dtype: torch.dtype) -> Iterator[tuple[slice,
             yield rows, columns, buffer[: source.numel()].view_as(source).copy_(source)
 
 
-def _multiply_lower(L: Float[Tensor, "m m"], X: Float[Tensor, "m d"], out: Float[Tensor, "m d"]) -> None:
-    """L X for a lower triangular L, by halves: the upper right quarter is never touched."""
-    m = len(L)
-    if m <= LEAST_ROWS:
-        torch.mm(L, X, out=out)
-        return
-    top, bottom = slice(0, m // 2), slice(m // 2, m)
-    _multiply_lower(L[bottom, bottom], X[bottom], out[bottom])
-    out[bottom].addmm_(L[bottom, top], X[top])
-    _multiply_lower(L[top, top], X[top], out[top])
-
-
-def _row_blocks(m: int, height: int) -> Iterator[slice]:
-    return (slice(top, min(top + height, m)) for top in range(0, m, height))
+def _row_blocks(m: int) -> list[slice]:
+    height = max(LEAST_ROWS, m // ROW_BLOCKS)
+    return [slice(top, min(top + height, m)) for top in range(0, m, height)]
 
 
 def squared_norm(row: Float[Tensor, " d"], dtype: torch.dtype) -> Float[Tensor, ""]:

@@ -67,20 +67,15 @@ class SlidingInverse:
     @classmethod
     def of_state(cls, state: Mapping[str, Any], capacity: int, device: torch.device, shift: float) -> "SlidingInverse":
         """Reads what `state` returned; ValueError where it is damaged."""
-        K, inverse = (tensor_of(state, name, (capacity, capacity)) for name in ("gram", "inverse"))
-        size, age = count_of(state, "num_seen", 0, capacity), count_of(state, "age")
         read = cls(capacity, device)
-        read.restore(K, size, shift, inverse if state["inverse_held"] else None, age, bool(state["factor_held"]))
+        read.K.copy_(tensor_of(state, "gram", (capacity, capacity)))
+        inverse = tensor_of(state, "inverse", (capacity, capacity))
+        read.size, read.age, read.shift = count_of(state, "num_seen", 0, capacity), count_of(state, "age"), shift
+        if state["inverse_held"]:
+            read.inverse = inverse.to(device, torch.float64, copy=True).contiguous()
+        if state["factor_held"]:
+            read.factor()
         return read
-
-    def restore(self, K: Tensor, size: int, shift: float, inverse: Tensor | None, age: int, has_factor: bool) -> None:
-        """Takes over a saved state."""
-        self.K.copy_(K)
-        self.size, self.shift, self.age = size, shift, age
-        self.inverse = None if inverse is None else inverse.to(self.K.device, torch.float64, copy=True).contiguous()
-        self.L = self._column = None
-        if has_factor:
-            self.factor()
 
     def reset(self, shift: float | None = None) -> None:
         """Forgets everything derived from K, after K or the shift has changed."""
@@ -104,23 +99,26 @@ class SlidingInverse:
             The squared norm of the new row, and the sensitivity of S⁻¹e_k (zero where no inverse was held). It costs
             one host sync.
         """
-        K, products = self._array(self.K), self._array(column)
-        n = len(products)
-        K[k, :n] = products
-        K[:n, k] = products
-        if self.inverse is not None and n == self.size == len(K) and shift == self.shift:
-            products[k] = 0
-            square, drift, grown, refined = self._update(k, K, products)
-        else:
-            square, drift, grown, refined = float(products[k]), math.nan, 0.0, None
+        K, others = self._array(self.K), self._array(column)
+        n = len(others)
+        K[k, :n] = others
+        K[:n, k] = others
+        P = self.inverse if n == self.size == len(K) and shift == self.shift else None
         self.size, self.shift, self.age = n, shift, self.age + 1
-        self.L = self._column = None
-        trusted = drift <= DRIFT_LIMIT and drift**2 * grown <= STEP_ERROR  # False for NaN
-        if trusted and self.age < self._lifetime:
-            self.inverse, self._spare = self._spare, self.inverse
-            self._column = (k, refined)
-        else:
-            self.inverse = None
+        self.inverse = self.L = self._column = None
+        if P is None:
+            return float(others[k]), 0.0
+        updated = torch.empty_like(P) if self._spare is None else self._spare
+        others[k] = 0
+        with np.errstate(all="ignore"):  # the caller checks for non-finite values
+            replace_row(self._array(P), k, others, K[k, k] + shift, out=self._array(updated))
+            refined, (square, drifted, whole, *figures) = examine(K, self._array(updated), k, shift)
+        collinearity, terms, total = figures
+        drift = math.sqrt(drifted / whole) if whole > 0 else math.nan
+        grown = sensitivity(collinearity, terms, squared_length(K, refined, terms, total))
+        self._spare = updated
+        if drift <= DRIFT_LIMIT and drift**2 * grown <= STEP_ERROR and self.age < self._lifetime:  # False for NaN
+            self.inverse, self._spare, self._column = updated, P, (k, refined)
         return square, grown
 
     def factor(self) -> Float[Tensor, "n n"]:
@@ -145,18 +143,6 @@ class SlidingInverse:
         figures = ((squares + self.shift) * known).max(), squares @ c.square(), c @ (K @ c)
         collinearity, terms, total = torch.stack(figures).tolist()
         return sensitivity(collinearity, terms, squared_length(K, c, terms, total))
-
-    def product_error(
-        self, a: Float[Tensor, "n *k"], squares: Float[Tensor, "*k"], rest: Float[Tensor, "*k"]
-    ) -> Float[Tensor, "*k"]:
-        """Estimates the relative error of x − Gᵀa, a = S⁻¹Gx, in float64; `squares` is ‖x‖², and `rest` ‖x − Gᵀa‖².
-
-        What is subtracted has errors of eps · ‖x‖ and of Gᵀ S⁻¹(E a), where E, the error of K, is eps · ‖g_i‖ ‖g_j‖.
-        """
-        K = self.K.diagonal()[: self.size]
-        P = (torch.cholesky_inverse(self.factor()) if self.inverse is None else self.inverse).diagonal()
-        terms, growth = (K @ a.square()).sqrt(), ((K + self.shift) * P).sum().sqrt()
-        return EPS64 * (squares.sqrt() + terms * growth) / rest.sqrt().clamp_min(sys.float_info.min)
 
     def too_few_digits(self, dtype: str) -> RuntimeError:
         """What to raise where an answer would be wrong."""
@@ -191,41 +177,16 @@ class SlidingInverse:
         unit[k] = factor
         return self.solve(unit)
 
-    def _update(self, k: int, K: Any, others: Any) -> tuple[float, float, float, Any]:
-        """Computes the updated inverse in the spare memory.
-
-        Returns:
-            K_kk, the drift of the new inverse, the sensitivity of S⁻¹e_k, and S⁻¹e_k itself.
-        """
-        assert self.inverse is not None
-        if self._spare is None:
-            self._spare = torch.empty_like(self.inverse)
-        P, updated = self._array(self.inverse), self._array(self._spare)
-        with np.errstate(all="ignore"):  # the caller checks for non-finite values
-            replace_row(P, k, others, K[k, k] + self.shift, out=updated)
-            refined, figures = examine(K, updated, k, self.shift)
-        square, drifted, whole, collinearity, terms, total = figures
-        drift = math.sqrt(drifted / whole) if whole > 0 else math.nan
-        total = squared_length(K, refined, terms, total)
-        return square, drift, sensitivity(collinearity, terms, total), refined
-
     def _array(self, tensor: Tensor) -> Any:
         """What updates are computed with: the tensor, or its memory as an array."""
         return tensor.numpy() if self._in_numpy else tensor
 
 
 def replace_row(P: Array, k: int, others: Array, corner: Array, out: Array) -> None:
-    """S⁻¹ [m, m] after row and column k of S were replaced: a symmetric rank-2 change, O(m²).
+    """Writes S⁻¹ [m, m] after row and column k of S were replaced to `out`: a symmetric rank-2 change of P, O(m²).
 
     Row k is taken out of P (P − q qᵀ/π, q = P e_k, π = q_k) and put back with its new entries (+ u uᵀ/σ): one product
-    of an m x 2 by a 2 x m matrix.
-
-    Args:
-        P: S⁻¹ before.
-        k: the row.
-        others: row k of the new S [m], with a zero in the place of S_kk.
-        corner: S_kk.
-        out: receives the new inverse; not P itself.
+    of an m x 2 by a 2 x m matrix. `others` is row k of the new S, with a zero in the place of S_kk, the `corner`.
     """
     q, v = P[k], P @ others
     u = v - q * (v[k] / q[k])  # the inverse without row k, times the others; zero at k
@@ -259,13 +220,7 @@ def examine(K: Array, P: Array, k: int, shift: float) -> tuple[Array, list[float
     residual[k] -= 1
     correction = P @ residual
     terms = c * c
-    figures = (
-        K[k, k],
-        weights @ (correction * correction),
-        weights @ terms,
-        (weights * P.diagonal()).max(),
-        squares @ terms,
-        c @ Kc,
-    )
+    collinearity, drifted = (weights * P.diagonal()).max(), weights @ (correction * correction)
+    figures = (K[k, k], drifted, weights @ terms, collinearity, squares @ terms, c @ Kc)
     found = torch.stack(figures).tolist() if isinstance(figures[0], Tensor) else [float(figure) for figure in figures]
     return c - correction, found

@@ -1,7 +1,7 @@
 """The static operator: a fixed set of gradients, in full, in blocks, and paged through memory."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +15,7 @@ from mfac.dual import DualBlocks
 from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
 from mfac.inverse_fisher import InverseFisher, check_damping, ranks_of
-from mfac.memory import available_memory, gib
+from mfac.memory import available_memory, check_count, gib
 from mfac.pages import BlockRun, MadeColumns, Pages, Reduce, Watched, block_runs
 from mfac.precision import Precision, check_dense, check_precision, product_dtype
 from mfac.primal import PrimalBlocks
@@ -96,10 +96,8 @@ class StaticInverseFisher(InverseFisher):
 
     @torch.no_grad()
     def diagonal(self) -> Float[Tensor, " d"]:
-        out = torch.empty(self._dim, dtype=self.dtype, device=self.device)
-        for blocks in self._blocks:
-            out[blocks.run.columns] = blocks.diagonal().to(self.dtype)
-        return out
+        none = torch.empty(0, dtype=self.dtype, device=self.device)
+        return torch.cat([none, *(blocks.diagonal().to(self.dtype) for blocks in self._blocks)])
 
     @torch.no_grad()
     def logdet(self) -> Float[Tensor, ""]:
@@ -118,16 +116,10 @@ class StaticInverseFisher(InverseFisher):
         return {"blocks": sum(part.run.count for part in self._blocks), **sums, "gram_error": worst}
 
     def _apply(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]:
-        return self._by_blocks(x, [blocks.apply for blocks in self._blocks])
+        return torch.cat([x[:0], *(b.apply(x[b.run.columns]) for b in self._blocks)])  # a rank may have no block
 
     def _forward(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]:
-        return self._by_blocks(x, [blocks.forward for blocks in self._blocks])
-
-    def _by_blocks(self, x: Float[Tensor, "d *k"], products: list[Callable[[Tensor], Tensor]]) -> Float[Tensor, "d *k"]:
-        out = torch.empty_like(x)
-        for blocks, product in zip(self._blocks, products, strict=True):
-            out[blocks.run.columns] = product(x[blocks.run.columns])
-        return out
+        return torch.cat([x[:0], *(b.forward(x[b.run.columns]) for b in self._blocks)])
 
     def _quadratic_form(self, x: Float[Tensor, "d k"]) -> Float[Tensor, " k"]:
         return self._over_blocks([b.quadratic_form(x[b.run.columns]) for b in self._blocks], x.shape[1:])
@@ -136,12 +128,12 @@ class StaticInverseFisher(InverseFisher):
         return elements(self._blocks, rows, columns)
 
     def _held_rows(self) -> tuple[Tensor | GradientFile, Float[Tensor, " m"]]:
-        grads, weights = self._unchanged(), self._options.row_weights
+        grads, weights = self._unchanged(), self._options._weights(self.device)
         if isinstance(grads, FisherBlocks):
             raise ValueError("FisherBlocks keep sums and no rows; build the operator on the rows themselves")
         if weights is None:
-            weights = torch.full((self.num_grads,), 1 / self.num_grads, dtype=torch.float64)
-        return grads, torch.as_tensor(weights).to(self.device, torch.float64, copy=True)
+            weights = torch.full((self.num_grads,), 1 / self.num_grads, dtype=torch.float64, device=self.device)
+        return grads, weights.clone()
 
     def _whole(self) -> Blocks:
         if len(self._blocks) == self._blocks[0].run.count == 1:
@@ -219,12 +211,14 @@ class BlockOptions:
         _check_grads(grads, least)
         check_damping(damping, product_dtype("auto", grads.dtype))
         m, d = grads.shape
-        runs, device, page_size = block_runs(d, self.block_size, self.sizes), self.device_for(grads), self.page_size
-        if self.row_weights is not None:
-            _check_weights(torch.as_tensor(self.row_weights, dtype=torch.float64), m)
-        if page_size is not None and (not isinstance(page_size, int) or isinstance(page_size, bool) or page_size < 1):
-            raise ValueError(f"page_size must be a positive number of columns, not {page_size!r}")
-        moved = isinstance(grads, Tensor) and grads.device != device and page_size is None
+        runs, device, weights = block_runs(d, self.block_size, self.sizes), self.device_for(grads), self._weights()
+        if weights is not None and weights.shape != (m,):
+            raise ValueError(f"row_weights must be [{m}], one for each gradient, not {list(weights.shape)}")
+        if weights is not None and not bool((torch.isfinite(weights) & (weights >= 0)).all()):
+            raise ValueError("row_weights must be finite and not negative: F would not be positive definite")
+        if self.page_size is not None:
+            check_count("page_size", self.page_size)
+        moved = isinstance(grads, Tensor) and grads.device != device and self.page_size is None
         _check_memory(runs, m, m * d * grads.dtype.itemsize if moved else 0, device)
 
     def description(self, grads: Gradients) -> dict[str, object]:
@@ -232,7 +226,7 @@ class BlockOptions:
         if isinstance(grads, FisherBlocks):
             return {"num_grads": grads.num_grads}
         in_place = isinstance(grads, Tensor) and (self.page_size is None or grads.device == self.device_for(grads))
-        weights = None if self.row_weights is None else torch.as_tensor(self.row_weights, dtype=torch.float64).cpu()
+        weights = self._weights()
         return {
             "block_size": self.block_size,
             "num_grads": int(grads.shape[0]),
@@ -241,6 +235,10 @@ class BlockOptions:
             "overwrite": self.overwrite and in_place,
             "row_weights": None if weights is None else hashlib.sha1(weights.numpy().tobytes()).hexdigest()[:16],
         }
+
+    def _weights(self, device: torch.device | str = "cpu") -> Float[Tensor, " m"] | None:
+        given = self.row_weights
+        return None if given is None else torch.as_tensor(given, dtype=torch.float64, device=device)
 
 
 def build_blocks(grads: Gradients, damping: float, options: BlockOptions, reduce: Reduce | None = None) -> list[Blocks]:
@@ -257,17 +255,13 @@ def build_blocks(grads: Gradients, damping: float, options: BlockOptions, reduce
     else:
         source = grads.detach() if grads.requires_grad else grads  # else the same object: it is pickled once
         source = source if options.page_size is not None else source.to(device)
-    pages = Pages(source, device, options.page_size)
-    weights = options.row_weights
-    weights = None if weights is None else torch.as_tensor(weights, dtype=torch.float64, device=device)
-    found: list[Blocks] = []
-    for run in block_runs(pages.shape[1], options.block_size, options.sizes):
-        if run.length <= pages.shape[0] and reduce is None:
-            found.append(PrimalBlocks(run, damping, pages.device, options.precision, pages, weights))
-        else:
-            arguments = run, pages, damping, options.precision, weights, None, options.overwrite, reduce
-            found.append(DualBlocks(*arguments))
-    return found
+    pages, weights, precision = Pages(source, device, options.page_size), options._weights(device), options.precision
+    return [
+        PrimalBlocks(run, damping, pages.device, precision, pages, weights)
+        if run.length <= pages.shape[0] and reduce is None
+        else DualBlocks(run, pages, damping, precision, weights, None, options.overwrite, reduce)
+        for run in block_runs(pages.shape[1], options.block_size, options.sizes)
+    ]
 
 
 def elements(parts: Sequence[Blocks], rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
@@ -290,13 +284,6 @@ def _check_grads(grads: Tensor | GradientFile, least: int) -> None:
         )
     if len(grads.shape) != 2 or not grads.shape[0] or grads.shape[1] < least:
         raise ValueError(f"grads must be [m, d] with at least one gradient and one weight, not {list(grads.shape)}")
-
-
-def _check_weights(weights: Tensor, m: int) -> None:
-    if weights.shape != (m,):
-        raise ValueError(f"row_weights must be [{m}], one for each gradient, not {list(weights.shape)}")
-    if not bool((torch.isfinite(weights) & (weights >= 0)).all()):
-        raise ValueError("row_weights must be finite and not negative: F would not be positive definite")
 
 
 def _check_memory(runs: list[BlockRun], m: int, moved: int, device: torch.device) -> None:

@@ -120,7 +120,7 @@ REFUSED = {
     "num_grads must be the same on every rank: rank 2 has 5": lambda rows: rows[:-1],
     "overwrite must be the same on every rank: rank 2 has True": {"overwrite": True},
     "not finite .* in 1 of 6 rows, the first in row 2": not_a_number,
-    "page_size must be a positive number of columns, not 0": {"page_size": 0},
+    "page_size must be a positive int, not 0": {"page_size": 0},
     "not positive definite in float64": lambda rows: 1e9 * rows[:1].repeat(M, 1),
 }
 

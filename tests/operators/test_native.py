@@ -66,7 +66,7 @@ def test_every_float16_and_bfloat16_is_read_as_what_it_is():
     for dtype in (torch.float16, torch.bfloat16):
         G = bits.view(dtype)
         G = G[G.isfinite()][None]
-        assert torch.equal(native.combine(native.Stored(G), torch.ones(1), torch.float32), G[0].float())
+        assert torch.equal(native.Stored(G).combine(torch.ones(1), torch.float32), G[0].float())
 
 
 @needs_compiler

@@ -111,7 +111,7 @@ def test_gradients_too_large_for_the_float32_that_was_asked_for_are_refused(bloc
         (mixed(12, 40), {"sizes": [40]}, "sizes was given without block_size"),
         (mixed(12, 40), {"block_size": 8, "sizes": [30]}, "add up to the 40 columns; they add up to 30"),
         (mixed(12, 40), {"block_size": 8, "sizes": [60, -20]}, "add up to the 40 columns; one is -20"),
-        (mixed(12, 40), {"page_size": 0}, "page_size must be a positive number of columns, not 0"),
+        (mixed(12, 40), {"page_size": 0}, "page_size must be a positive int, not 0"),
         (mixed(12, 40), {"precision": "half"}, "precision must be one of 'auto', 'float32', 'float64', not 'half'"),
         (mixed(12, 40), {"row_weights": torch.ones(11)}, r"row_weights must be \[12\].*, not \[11\]"),
         (mixed(12, 40), {"row_weights": -torch.ones(12)}, "row_weights must be finite and not negative"),

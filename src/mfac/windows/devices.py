@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mfac.windows.rows import ChosenColumns, Kind, Rows, SavedRows, SideBySide, StoredRow
+from mfac.windows.rows import ChosenColumns, Kind, Rows, SavedRows, StoredRow
 
 
 def device_widths(kind: Kind, dim: int, count: int) -> list[int]:
@@ -21,15 +21,15 @@ def device_widths(kind: Kind, dim: int, count: int) -> list[int]:
 
 
 class DeviceRows(Rows):
-    """Pieces of the columns, one per device; vectors are expected and returned on the first."""
+    """Pieces of the columns, one per device, or as they were saved; vectors come and go on the first device."""
 
     def __init__(self, pieces: Sequence[Rows]):
         self.pieces = list(pieces)
         first = self.pieces[0]
         self.kind, self.dtype, self.device = first.kind, first.dtype, first.device
         self.widths = [piece.shape[1] for piece in self.pieces]
-        self.shape = first.shape[0], sum(self.widths)
         self._spans = [(end - width, end) for width, end in zip(self.widths, accumulate(self.widths), strict=True)]
+        self.shape = first.shape[0], self._spans[-1][1]
 
     def compiled(self, dtype: torch.dtype) -> bool:
         return any(piece.compiled(dtype) for piece in self.pieces)
@@ -84,9 +84,8 @@ class DeviceRows(Rows):
     def load(self, saved: SavedRows, n: int) -> bool:
         """Piece by piece where they were cut alike; otherwise the columns of each piece from whole rows."""
         parts: Sequence[SavedRows] = [ChosenColumns(saved, [span]) for span in self._spans]
-        if isinstance(saved, SideBySide):
-            widths = [part.shape[1] for part in saved.pieces if isinstance(part, Rows)]
-            parts = saved.pieces if widths == self.widths else parts
+        if isinstance(saved, DeviceRows) and saved.widths == self.widths:
+            parts = saved.pieces
         converted = [piece.load(part, n) for piece, part in zip(self.pieces, parts, strict=True)]
         return any(converted)
 

@@ -4,7 +4,6 @@ A scale keeps 16 bits of its mantissa, so that code times scale is exact in floa
 numbers whatever the arithmetic.
 """
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,13 +12,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from mfac import products
 from mfac.damage import count_of, tensor_of
 from mfac.windows import native
 from mfac.windows.rows import Rows, SavedRows, StoredRow
 
 LARGEST = 127
 SPARE_BITS = 0xFF  # of a float32 mantissa: 24 bits, less the 16 of a scale
-TILE = 1 << 20  # numbers converted at a time: few calls, and still in cache
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,9 @@ class Int8:
 
     def build(self, num_grads: int, dim: int, device: torch.device) -> Rows:
         codes = torch.zeros(num_grads, dim, dtype=torch.int8, device=device)
-        native.available(codes)  # compiles now, not in the first step
-        return Int8Rows(self, codes, torch.zeros(self.blocks(dim), num_grads, device=device))
+        rows = Int8Rows(self, codes, torch.zeros(self.blocks(dim), num_grads, device=device))
+        rows.compiled(torch.float32)  # compiles now, not in the first step
+        return rows
 
 
 class Int8Rows(Rows):
@@ -79,7 +79,7 @@ class Int8Rows(Rows):
         self._written = written  # numbers the draws of stochastic rounding
 
     def compiled(self, dtype: torch.dtype) -> bool:
-        return native.available(self._codes)
+        return self._stored.compiled
 
     def encode(self, g: Float[Tensor, " d"]) -> StoredRow:
         noise = None
@@ -96,30 +96,26 @@ class Int8Rows(Rows):
         self._written += 1
 
     def project(self, n: int, x: Float[Tensor, "d *k"], dtype: torch.dtype) -> Float[Tensor, "n *k"]:
-        if x.ndim == 1 and (compiled := native.project(self._stored, n, x, dtype)) is not None:
+        if x.ndim == 1 and (compiled := self._stored.project(n, x, dtype)) is not None:
             return compiled
         x = x.to(dtype)
         parts = torch.empty(len(self._scales), n, *x.shape[1:], dtype=dtype, device=x.device)
-        for index, columns, rows, tile in self._tiles(n, dtype):
-            torch.matmul(tile, x[columns], out=parts[index, rows])
+        for rows, columns, tile in products.tiles(self._codes[:n], dtype, self.kind.block):
+            torch.matmul(tile, x[columns], out=parts[columns.start // self.kind.block, rows])
         return torch.einsum("bn...,bn->n...", parts.double(), self._scales[:, :n].double())
 
     def combine(self, a: Float[Tensor, "n *k"], dtype: torch.dtype) -> Float[Tensor, "d *k"]:
-        if a.ndim == 1 and (compiled := native.combine(self._stored, a, dtype)) is not None:
+        if a.ndim == 1 and (compiled := self._stored.combine(a, dtype)) is not None:
             return compiled
         out = torch.zeros(self.shape[1], *a.shape[1:], dtype=dtype, device=a.device)
         into = torch.addmv if a.ndim == 1 else torch.addmm
-        for index, columns, rows, tile in self._tiles(len(a), dtype):
-            scales = self._scales[index, rows].double().view(-1, *[1] * (a.ndim - 1))
+        for rows, columns, tile in products.tiles(self._codes[: len(a)], dtype, self.kind.block):
+            scales = self._scales[columns.start // self.kind.block, rows].double().view(-1, *[1] * (a.ndim - 1))
             into(out[columns], tile.T, (a[rows] * scales).to(dtype), out=out[columns])
         return out
 
     def row(self, k: int) -> Float[Tensor, " d"]:
         return self._dequantized(self._codes[k], self._scales[:, k])
-
-    def columns(self, n: int, start: int, stop: int) -> Float[Tensor, "n columns"]:
-        blocks = torch.arange(start, stop, device=self._codes.device) // self.kind.block
-        return self._codes[:n, start:stop].float().mul_(self._scales[blocks, :n].T)
 
     def gather(self, n: int, indices: Int[Tensor, " c"]) -> Float[Tensor, "n c"]:
         return self._codes[:n, indices].float().mul_(self._scales[indices // self.kind.block, :n].T)
@@ -136,14 +132,9 @@ class Int8Rows(Rows):
     def of_state(cls, state: dict[str, Any]) -> "Int8Rows":
         """Reads a saved state, in its own memory."""
         codes = state["codes"]
-        if codes.ndim != 2:
-            raise ValueError(
-                f"the codes of int8 rows must be [m, d], not {list(codes.shape)}: the state is of an earlier "
-                "version; load it there into a window of torch.bfloat16, and save that"
-            )
         kind = Int8(int(state["block"]), bool(state["stochastic"]), int(state["seed"]))
-        if codes.dtype != torch.int8:
-            raise TypeError(f"codes are {codes.dtype}")
+        if codes.ndim != 2 or codes.dtype != torch.int8:
+            raise TypeError(f"codes are {codes.dtype} {list(codes.shape)}")
         scales = tensor_of(state, "scales", (kind.blocks(codes.shape[1]), len(codes)))
         return cls(kind, codes, scales, count_of(state, "written"))
 
@@ -160,18 +151,6 @@ class Int8Rows(Rows):
 
     def _dequantized(self, codes: Tensor, scales: Float[Tensor, " blocks"]) -> Float[Tensor, " d"]:
         return codes.float().mul_(scales.repeat_interleave(self.kind.block)[: len(codes)])
-
-    def _tiles(self, n: int, dtype: torch.dtype) -> Iterator[tuple[int, slice, slice, Tensor]]:
-        """Block, columns and rows of tiles of codes converted to `dtype`, one after the other in the same memory."""
-        d = self.shape[1]
-        width = min(self.kind.block, d)
-        height = max(1, min(n, TILE // width))
-        buffer = torch.empty(height * width, dtype=dtype, device=self._codes.device)
-        for index, start in enumerate(range(0, d, width)):
-            for top in range(0, n, height):
-                columns, rows = slice(start, min(start + width, d)), slice(top, min(top + height, n))
-                codes = self._codes[rows, columns]
-                yield index, columns, rows, buffer[: codes.numel()].view_as(codes).copy_(codes)
 
 
 def quantize(

@@ -9,7 +9,6 @@ import ctypes
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -40,52 +39,53 @@ def allow(allowed: bool) -> None:
     _allowed = bool(allowed)
 
 
-def available(numbers: Tensor) -> bool:
-    """Whether compiled code makes the products with these rows; compiles it if that pays and has not been done."""
-    return _library(numbers) is not None
-
-
 class Stored(NamedTuple):
-    """Rows as stored: `numbers` [m, d], times `scales` where there are any, one for `block` columns of a row."""
+    """Rows as stored: `numbers` [m, d], times `scales` where there are any, one for `block` columns of a row.
+
+    Products are None where torch has to make them.
+    """
 
     numbers: Tensor
     scales: Float[Tensor, "blocks m"] | None = None
     block: int | None = None
 
+    @property
+    def compiled(self) -> bool:
+        """Whether compiled code makes the products; compiles it if that pays and has not been done."""
+        return _library(self.numbers) is not None
 
-def project(rows: Stored, n: int, x: Float[Tensor, " d"], dtype: torch.dtype) -> Float[Tensor, " n"] | None:
-    """G x for the first n rows: computed in `dtype`, returned in float64; None where torch has to do it."""
-    if (library := _library(rows.numbers)) is None:
-        return None
-    x, out = x.to(dtype).contiguous(), torch.empty(n, dtype=torch.float64)
-    _run(getattr(library, f"project_{REAL[dtype]}"), rows, x, n, out, ROWS)
-    return out
+    def project(self, n: int, x: Float[Tensor, " d"], dtype: torch.dtype) -> Float[Tensor, " n"] | None:
+        """G x for the first n rows: computed in `dtype`, returned in float64."""
+        return self._run("project", x.to(dtype), n, dtype, (n, torch.float64), ROWS)
 
+    def combine(self, a: Float[Tensor, " n"], dtype: torch.dtype) -> Float[Tensor, " d"] | None:
+        """Gᵀ a over the first len(a) rows, in `dtype`."""
+        shape = self.numbers.shape[1], dtype
+        return self._run("combine", a.double(), len(a), dtype, shape, self.block or STRIP)
 
-def combine(rows: Stored, a: Float[Tensor, " n"], dtype: torch.dtype) -> Float[Tensor, " d"] | None:
-    """Gᵀ a over the first len(a) rows, in `dtype`; None where torch has to do it."""
-    if (library := _library(rows.numbers)) is None:
-        return None
-    a, out = a.double().contiguous(), torch.empty(rows.numbers.shape[1], dtype=dtype)
-    _run(getattr(library, f"combine_{REAL[dtype]}"), rows, a, len(a), out, rows.block or STRIP)
-    return out
+    def _run(
+        self, name: str, vector: Tensor, n: int, dtype: torch.dtype, made: tuple[int, torch.dtype], unit: int
+    ) -> Tensor | None:
+        """In as many threads as torch has, each an equal share of whole units of the numbers that are `made`."""
+        if (library := _library(self.numbers)) is None:
+            return None
+        (m, d), scales = self.numbers.shape, None if self.scales is None else self.scales.data_ptr()
+        function, vector = getattr(library, f"{name}_{REAL[dtype]}"), vector.contiguous()
+        arguments = self.numbers.data_ptr(), scales, m, d, self.block or d, vector.data_ptr(), n
+        length, out = made[0], torch.empty(made[0], dtype=made[1])
 
+        def work(first: int, last: int) -> None:
+            function(*arguments, first, last, out.data_ptr())
 
-def _run(function: Callable[..., None], rows: Stored, vector: Tensor, n: int, out: Tensor, unit: int) -> None:
-    """Computes `out` in as many threads as torch has, each an equal share of whole units."""
-    (m, d), scales = rows.numbers.shape, None if rows.scales is None else rows.scales.data_ptr()
-    arguments = rows.numbers.data_ptr(), scales, m, d, rows.block or d, vector.data_ptr(), n
-
-    def work(first: int, last: int) -> None:
-        function(*arguments, first, last, out.data_ptr())
-
-    units = -(-len(out) // unit)
-    threads = min(torch.get_num_threads(), units)
-    ends = [min(len(out), units * i // threads * unit) for i in range(threads + 1)]
-    if threads == 1:
-        return work(0, len(out))
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(work, ends[:-1], ends[1:]))
+        units = -(-length // unit)
+        threads = min(torch.get_num_threads(), units)
+        ends = [min(length, units * i // threads * unit) for i in range(threads + 1)]
+        if threads == 1:
+            work(0, length)
+            return out
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(work, ends[:-1], ends[1:]))
+        return out
 
 
 def _library(numbers: Tensor) -> ctypes.CDLL | None:

@@ -29,10 +29,10 @@ class Plain:
         return num_grads * dim * self.dtype.itemsize
 
     def build(self, num_grads: int, dim: int, device: torch.device) -> Rows:
-        G = torch.zeros(num_grads, dim, dtype=self.dtype, device=device)
-        if G.numel() >= native.LEAST_NUMBERS:
-            native.available(G)  # compiles now, not in the first step
-        return PlainRows(G)
+        rows = PlainRows(torch.zeros(num_grads, dim, dtype=self.dtype, device=device))
+        if num_grads * dim >= native.LEAST_NUMBERS:
+            rows.compiled(torch.float64)  # compiles now, not in the first step
+        return rows
 
 
 class PlainRows(Rows):
@@ -43,10 +43,10 @@ class PlainRows(Rows):
         self.shape = G.shape[0], G.shape[1]
         self.dtype = G.dtype
         self.device = G.device
-        self._G = G
+        self._G, self._stored = G, native.Stored(G)
 
     def compiled(self, dtype: torch.dtype) -> bool:
-        return dtype != self.dtype and native.available(self._G)
+        return dtype != self.dtype and self._stored.compiled
 
     def encode(self, g: Float[Tensor, " d"]) -> StoredRow:
         return StoredRow(g if g.dtype == self.dtype else g.to(self.dtype))
@@ -55,11 +55,11 @@ class PlainRows(Rows):
         self._G[k] = stored.dense
 
     def project(self, n: int, x: Float[Tensor, "d *k"], dtype: torch.dtype) -> Float[Tensor, "n *k"]:
-        compiled = native.project(native.Stored(self._G), n, x, dtype) if dtype != self.dtype and x.ndim == 1 else None
+        compiled = self._stored.project(n, x, dtype) if dtype != self.dtype and x.ndim == 1 else None
         return products.project(self._G[:n], x, dtype) if compiled is None else compiled
 
     def combine(self, a: Float[Tensor, "n *k"], dtype: torch.dtype) -> Float[Tensor, "d *k"]:
-        compiled = native.combine(native.Stored(self._G), a, dtype) if dtype != self.dtype and a.ndim == 1 else None
+        compiled = self._stored.combine(a, dtype) if dtype != self.dtype and a.ndim == 1 else None
         return products.combine(self._G[: len(a)], a, dtype) if compiled is None else compiled
 
     def gram(self, n: int, dtype: torch.dtype) -> Float[Tensor, "n n"]:
@@ -75,7 +75,7 @@ class PlainRows(Rows):
         return self._G[:n, indices]
 
     def pages(self, n: int) -> Pages:
-        return Pages(self._G[:n], self.device)
+        return Pages(self._G[:n], self.device, window=self)
 
     def widened(self, extra: int) -> Rows:
         return PlainRows(F.pad(self._G, (0, extra)))

@@ -81,17 +81,17 @@ class Rows(ABC):
     def row(self, k: int) -> Float[Tensor, " d"]: ...
 
     @abstractmethod
-    def columns(self, n: int, start: int, stop: int) -> Float[Tensor, "n columns"]:
-        """Consecutive columns of the first n rows: a view where the storage is a matrix, new memory otherwise."""
-
-    @abstractmethod
     def gather(self, n: int, indices: Int[Tensor, " c"]) -> Float[Tensor, "n c"]:
         """Single columns of the first n rows."""
+
+    def columns(self, n: int, start: int, stop: int) -> Float[Tensor, "n columns"]:
+        """Consecutive columns of the first n rows: a view where the storage is a matrix, new memory otherwise."""
+        return self.gather(n, torch.arange(start, stop, device=self.device))
 
     def pages(self, n: int) -> Pages:
         """The first n rows, by columns."""
         made = MadeColumns((n, self.shape[1]), self.dtype, partial(self.columns, n), partial(self.gather, n))
-        return Pages(made, self.device, max(1, WIDE_PIECE // n))
+        return Pages(made, self.device, max(1, WIDE_PIECE // n), self)
 
     @abstractmethod
     def widened(self, extra: int) -> "Rows":
@@ -105,42 +105,26 @@ class Rows(ABC):
     def load(self, saved: SavedRows, n: int) -> bool:
         """Takes over n saved rows, which `check` has passed; returns whether they had to be converted."""
 
-    def check(self, saved: SavedRows, n: int) -> None:
-        """Raises ValueError if a saved row has numbers that this storage cannot hold; nothing changes."""
-        for k in range(0 if saved.kind == self.kind else n):
-            stored = self.encode(saved.row(k).to(self.device))
-            if not bool(torch.linalg.vector_norm(stored.dense, dtype=torch.float64).isfinite()):
+    def check(self, saved: SavedRows, n: int) -> Float[Tensor, " n"]:
+        """The squared norms of n saved rows; ValueError if one of them does not fit. Nothing changes."""
+        squares = torch.zeros(n, dtype=torch.float64)  # not a list: small tensors between large ones break up the heap
+        for k in range(n):
+            row = saved.row(k)
+            if row.shape != self.shape[1:]:
+                found = f"a saved row has {list(row.shape)} numbers for {self.shape[1]} weights"
+                raise ValueError(f"{found}; the state is damaged")
+            squares[k] = products.squared_norm(row, torch.float64)
+            dense = row if saved.kind == self.kind else self.encode(row.to(self.device)).dense
+            if not bool(torch.linalg.vector_norm(dense, dtype=torch.float64).isfinite()):
                 raise ValueError(
                     f"row {k} of the saved window, stored in {saved.kind.name}, has numbers that {self.kind.name} "
                     "cannot hold; load it into a window of a wider range, such as window=torch.bfloat16"
                 )
+        return squares
 
     def _store(self, saved: SavedRows, n: int, encode: Callable[[Tensor], StoredRow]) -> None:
         for k in range(n):
             self.write(k, encode(saved.row(k).to(self.device)))
-
-
-def squared_norms(saved: SavedRows, n: int, dim: int) -> Float[Tensor, " n"]:
-    """Of n saved rows; ValueError if one has not `dim` numbers."""
-    squares = torch.zeros(n, dtype=torch.float64)  # not a list: small tensors between large ones break up the heap
-    for k in range(n):
-        row = saved.row(k)
-        if row.shape != (dim,):
-            raise ValueError(f"a saved row has {list(row.shape)} numbers for {dim} weights; the state is damaged")
-        squares[k] = products.squared_norm(row, torch.float64)
-    return squares
-
-
-class SideBySide:
-    """Saved rows that are pieces of the columns, each with its own storage."""
-
-    def __init__(self, pieces: Sequence[SavedRows]):
-        self.pieces = list(pieces)
-        self.kind = self.pieces[0].kind
-
-    def row(self, k: int) -> Float[Tensor, " d"]:
-        rows = [piece.row(k) for piece in self.pieces]
-        return torch.cat([row.to(rows[0].device) for row in rows])
 
 
 class ChosenColumns:

@@ -10,12 +10,12 @@ from mfac.memory import available_memory, check_count, gib
 from mfac.windows.devices import DeviceRows, device_widths
 from mfac.windows.int8 import Int8, Int8Rows
 from mfac.windows.plain import DTYPES, Plain, PlainRows
-from mfac.windows.rows import Kind, Rows, SavedRows, SideBySide
+from mfac.windows.rows import Kind, Rows, SavedRows
 from mfac.windows.topk import TopK, TopKRows
 
 Window = torch.dtype | Int8 | TopK
 SMALLER: tuple[Kind, ...] = (Plain(torch.bfloat16), Int8(), TopK())
-READERS: dict[Any, Callable[[dict[str, Any]], SavedRows]] = {"int8": Int8Rows.of_state, "topk": TopKRows.of_state}
+READERS: dict[Any, Callable[[dict[str, Any]], Rows]] = {"int8": Int8Rows.of_state, "topk": TopKRows.of_state}
 
 
 def as_kind(window: Window | Kind) -> Kind:
@@ -43,7 +43,7 @@ def as_devices(device: torch.device | str | None, devices: Sequence[torch.device
     return [torch.empty(0, device=each).device for each in devices]
 
 
-def window_bytes(num_grads: int, dim: int, window: Window) -> int:
+def window_bytes(num_grads: int, dim: int, window: Window | Kind) -> int:
     """Memory of a window: its rows, and four m x m matrices of float64 (Gram, inverse, the next inverse, a factor)."""
     check_count("num_grads", num_grads)
     return as_kind(window).bytes(num_grads, dim) + 4 * 8 * num_grads**2
@@ -51,12 +51,19 @@ def window_bytes(num_grads: int, dim: int, window: Window) -> int:
 
 def check_memory(num_grads: int, dim: int, kind: Kind, device: torch.device) -> None:
     """Raises MemoryError for a window that does not fit, with what would."""
-    needed, available = kind.bytes(num_grads, dim) + 32 * num_grads**2, available_memory(device)
+    needed, available = window_bytes(num_grads, dim, kind), available_memory(device)
     if available is None or needed <= available:
         return
-    smaller = [other for other in SMALLER if _row_bytes(other, dim) < _row_bytes(kind, dim)]
-    own, *others = (_fitting(num_grads, dim, each, available) for each in (kind, *smaller))
-    ways = [f", or {rows} of them with window={each.name}" for rows, each in zip(others, smaller, strict=True) if rows]
+
+    def row(kind: Kind) -> int:
+        return kind.bytes(1, dim) - kind.bytes(0, dim)
+
+    def fitting(kind: Kind) -> int:  # rows, with m x m matrices as for `num_grads`
+        return max(0, int((available - kind.bytes(0, dim)) / (row(kind) + 32 * num_grads)))
+
+    smaller = [other for other in SMALLER if row(other) < row(kind) and fitting(other)]
+    ways = [f", or {fitting(other)} of them with window={other.name}" for other in smaller]
+    own = fitting(kind)
     advice = f"num_grads={own} would fit" if own else "not one would fit: mask weights, or use several devices"
     raise MemoryError(
         f"a window of {num_grads} gradients of {dim} weights in {kind.name} needs {gib(needed)} on {device} and "
@@ -84,23 +91,14 @@ def saved_rows(rows: Any) -> SavedRows:
     """Reads the rows of a state: a matrix, a list of pieces of its columns, or a dict; or `SavedRows` already."""
     if isinstance(rows, Tensor):
         return PlainRows(rows)
+    if isinstance(rows, dict) and rows.get("kind") == "pieces":
+        rows = [rows["pieces"][str(number)] for number in range(len(rows["pieces"]))]
     if isinstance(rows, list):
-        return SideBySide([saved_rows(piece) for piece in rows])
+        pieces: list[Any] = [saved_rows(piece) for piece in rows]
+        return DeviceRows(pieces)
     if not isinstance(rows, dict):
         read: SavedRows = rows
         return read
-    if rows.get("kind") == "pieces":
-        pieces = rows["pieces"]
-        return SideBySide([saved_rows(pieces[str(number)]) for number in range(len(pieces))])
     if rows.get("kind") not in READERS:
         raise ValueError(f"the saved rows are stored as {rows.get('kind')!r}, and {', '.join(READERS)} can be read")
     return READERS[rows["kind"]](rows)
-
-
-def _fitting(num_grads: int, dim: int, kind: Kind, available: int) -> int:
-    """How many rows fit, with m x m matrices as for `num_grads`."""
-    return max(0, int((available - kind.bytes(0, dim)) / (_row_bytes(kind, dim) + 32 * num_grads)))
-
-
-def _row_bytes(kind: Kind, dim: int) -> int:
-    return kind.bytes(1, dim) - kind.bytes(0, dim)

@@ -115,9 +115,6 @@ class TopKRows(Rows):
     def row(self, k: int) -> Float[Tensor, " d"]:
         return self._spread(self._indices[k], self._values[k].float())
 
-    def columns(self, n: int, start: int, stop: int) -> Float[Tensor, "n columns"]:
-        return self.gather(n, torch.arange(start, stop, device=self._error.device))
-
     def gather(self, n: int, indices: Int[Tensor, " c"]) -> Float[Tensor, "n c"]:
         wanted, where = indices.unique(return_inverse=True)
         out = torch.zeros(n, len(wanted) + 1, device=self._error.device)  # the last column takes unwanted entries
