@@ -114,7 +114,10 @@ def local_gradient(parameter: Tensor) -> Tensor:
 
 
 def like(name: str, value: Tensor, parameter: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy of a saved value, in `dtype`, with the device and the placements of the parameter."""
+    """A copy of a saved value, in `dtype`, with the device and the placements of the parameter, and of its shape."""
+    if value.shape != parameter.shape:
+        shapes = f"{list(value.shape)} for a parameter {list(parameter.shape)}"
+        raise ValueError(f"the state has {name} of shape {shapes}; was it saved with another model?")
     if is_placed(parameter):
         from mfac.distributed.placed import placed_like
 

@@ -24,7 +24,7 @@ class ParameterLayout:
     """The coordinates of a row: the chosen parameters in the order of `model.named_parameters()`, tied weights once.
 
     With masks, a row holds the kept coordinates only. The `full_*` attributes ignore the masks. `kept` holds the flat
-    indices of each parameter's kept coordinates, or None where all are kept.
+    indices of each parameter's kept coordinates, or None where all are kept; `slots` are where they lie in a row.
 
     Args:
         model: where the parameters are looked up.
@@ -47,24 +47,17 @@ class ParameterLayout:
         return layout
 
     def _lay(self, chosen: Named, known: Named, owner: str, masks: Masks, complete: bool = True) -> None:
-        found = {id(find(key, known, owner)): mask for key, mask in (masks or {}).items()}
-        self.names: tuple[str, ...] = tuple(chosen)
-        self.tensors: tuple[Tensor, ...] = tuple(chosen.values())
-        self.full_sizes: tuple[int, ...] = tuple(tensor.numel() for tensor in self.tensors)
-        self.full_dim: int = sum(self.full_sizes)
-        self.kept: tuple[Tensor | None, ...] = tuple(
-            _kept_indices(name, tensor, found.get(id(tensor))) for name, tensor in chosen.items()
-        )
-        self.sizes: tuple[int, ...] = tuple(
-            size if kept is None else len(kept) for size, kept in zip(self.full_sizes, self.kept, strict=True)
-        )
-        self.dim: int = sum(self.sizes)
+        found = {id(tensor): mask for _, tensor, mask in match_masks(masks or {}, known, owner)}
+        self.names, self.tensors = tuple(chosen), tuple(chosen.values())
+        self.kept = tuple(_kept_indices(tensor, found.get(id(tensor))) for tensor in self.tensors)
+        self.masked = any(kept is not None for kept in self.kept)
+        self.full_sizes = tuple(tensor.numel() for tensor in self.tensors)
+        pairs = zip(self.full_sizes, self.kept, strict=True)
+        self.sizes = tuple(size if kept is None else len(kept) for size, kept in pairs)
+        self.full_dim, self.dim = sum(self.full_sizes), sum(self.sizes)
+        self.full_slots, self.slots = _slots(self.full_sizes), _slots(self.sizes)
         if self.dim == 0 and complete:
             raise ValueError("the masks keep no coordinate at all (True = kept); at least one is needed for a row")
-
-    @property
-    def masked(self) -> bool:
-        return any(kept is not None for kept in self.kept)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -74,16 +67,6 @@ class ParameterLayout:
     @property
     def device(self) -> torch.device:
         return self.tensors[0].device
-
-    @property
-    def full_slots(self) -> tuple[slice, ...]:
-        """Where each parameter lies in a row without masks."""
-        return _slots(self.full_sizes)
-
-    @property
-    def slots(self) -> tuple[slice, ...]:
-        """Where the kept coordinates of each parameter lie in a row."""
-        return _slots(self.sizes)
 
     @torch.no_grad()
     def flatten(self, values: Sequence[Tensor | None], out: Float[Tensor, "d"]) -> None:
@@ -175,6 +158,8 @@ def find(key: str | Tensor, known: Named, owner: str) -> Tensor:
 
 def match_masks(masks: Mapping[Key, Tensor], known: Named, owner: str) -> list[tuple[Key, Tensor, Tensor]]:
     """(key, parameter, bool mask) of each mask; raises ValueError if one of them does not fit."""
+    if not isinstance(masks, Mapping):
+        raise ValueError(f"masks must be {{parameter or name: bool tensor}}, not {type(masks).__name__}")
     found = [(key, find(key, known, owner), mask) for key, mask in masks.items()]
     return [(key, tensor, as_mask(key, mask, tensor.shape)) for key, tensor, mask in found]
 
@@ -227,12 +212,11 @@ def _choose(model: nn.Module, params: Params) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in every.items() if id(tensor) in wanted}
 
 
-def _kept_indices(name: str, tensor: Tensor, mask: Tensor | None) -> Tensor | None:
+def _kept_indices(tensor: Tensor, mask: Tensor | None) -> Tensor | None:
     """The flat indices of the kept coordinates; None where all of them are."""
-    if mask is None:
+    if mask is None or bool(mask.all()):
         return None
-    mask = as_mask(name, mask, tensor.shape)
-    return None if bool(mask.all()) else mask.to(tensor.device).flatten().nonzero().squeeze(1)
+    return mask.to(tensor.device).flatten().nonzero().squeeze(1)
 
 
 def _kept_part(value: Tensor, kept: Tensor | None) -> Tensor:

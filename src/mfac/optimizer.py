@@ -15,7 +15,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from mfac.columns import columns_of, like, local, parameter_ranks
 from mfac.damage import reading
 from mfac.dynamic import Normalize
-from mfac.parameter_groups import check_group, gradients_of, group_parameters, name_parameters, read_state
+from mfac.parameter_groups import check_last, gradients_of, group_parameters, name_parameters, read_state
 from mfac.parameter_window import Damping, NonFinite, ParameterWindow, Windowed, row_dtype, trainable
 from mfac.precision import Precision
 from mfac.windows.storage import Window, window_bytes
@@ -51,8 +51,7 @@ class WindowOptimizer(Windowed, Optimizer, ABC):
         """
         super().add_param_group(param_group)
         try:
-            check_group(self.param_groups[-1])
-            self._check_shared()
+            check_last(self.param_groups, self.shared)
             if hasattr(self, "_window"):  # not while torch's constructor adds the first groups
                 self._cover(tensor for tensor in self.param_groups[-1]["params"] if tensor.requires_grad)
         except BaseException:
@@ -95,9 +94,9 @@ class WindowOptimizer(Windowed, Optimizer, ABC):
     def state_dict(self) -> dict[str, Any]:
         """The whole state. Its rows are the window's own memory: save or deep-copy it before the next step."""
         self._begin_all()
-        full, held, states = defaultdict(dict, self.state), self.state, self._window.parameter_states()
-        full.update({tensor: {**held[tensor], **state} for tensor, state in states.items()})
-        full[next(iter(states))]["window"] = self._window.shared_state()  # belongs to no parameter
+        held, (shared, states) = self.state, self._window.state()
+        full = defaultdict(dict, held) | {tensor: {**held[tensor], **state} for tensor, state in states.items()}
+        full[next(iter(states))]["window"] = shared  # belongs to no parameter
         try:
             self.state = full
             return super().state_dict()  # with its hooks, which see the window too
@@ -155,11 +154,7 @@ class WindowOptimizer(Windowed, Optimizer, ABC):
         for tensor, entry in entries.items():
             kept = {key: deepcopy(value) for key, value in entry.items() if key not in WINDOW_ENTRIES}
             if self.buffer in kept:
-                dtype = self._window.operator.dtype
-                kept[self.buffer] = like(f"a {self.buffer}", kept[self.buffer], tensor, dtype)
-                if kept[self.buffer].shape != tensor.shape:
-                    shapes = f"{list(kept[self.buffer].shape)} of a parameter {list(tensor.shape)}"
-                    raise ValueError(f"the state has a {self.buffer} {shapes}; was it saved with another model?")
+                kept[self.buffer] = like(f"a {self.buffer}", kept[self.buffer], tensor, self._window.operator.dtype)
             entries[tensor] = kept
         self._window.load_state(shared, rows, name_parameters(self.param_groups))
         return {**state_dict, "state": entries}
@@ -169,12 +164,6 @@ class WindowOptimizer(Windowed, Optimizer, ABC):
         names = sorted(self.defaults.keys() - {"differentiable"})
         return [{name: group[name] if name == "betas" else float(group[name]) for name in names}
                 for group in self.param_groups]  # fmt: skip
-
-    def _check_shared(self) -> None:
-        first, last = self.param_groups[0], self.param_groups[-1]
-        different = [name for name in self.shared if first[name] != last[name]]
-        if different:
-            raise ValueError(f"{', '.join(different)}: one for all groups; pass it to the optimizer, not a group")
 
 
 def memory_of(

@@ -1,7 +1,7 @@
 """Parameters in groups, as every torch optimizer has them: names, masks, gradients, options, and saved states."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from mfac.columns import local, local_gradient
-from mfac.layout import as_mask, find
+from mfac.layout import match_masks
 
 Groups = Sequence[Mapping[str, Any]]
 WINDOW_OPTIONS = {"num_grads", "damping", "normalize", "window", "masks", "update_every", "max_step_norm"}
@@ -35,13 +35,10 @@ def name_parameters(groups: Groups) -> dict[str, Tensor]:
 
 def name_masks(masks: Mapping[Any, Tensor] | None, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Masks by name, whether they were given by name or by parameter."""
-    if masks is not None and not isinstance(masks, Mapping):
-        raise ValueError(f"masks must be {{parameter or name: bool tensor}}, not {type(masks).__name__}")
-    names = {id(tensor): name for name, tensor in named.items()}
+    names = {tensor: name for name, tensor in named.items()}
     nameless = all(name.startswith("parameter ") for name in named)
     owner = "the optimizer" + " (give it model.named_parameters() to use names)" * nameless
-    found = {names[id(find(key, named, owner))]: mask for key, mask in (masks or {}).items()}
-    return {name: as_mask(name, mask, named[name].shape) for name, mask in found.items()}
+    return {names[tensor]: mask for _, tensor, mask in match_masks(masks or {}, named, owner)}
 
 
 def gradients_of(groups: Groups) -> dict[Tensor, Tensor]:
@@ -62,26 +59,21 @@ def gradients_of(groups: Groups) -> dict[Tensor, Tensor]:
     return gradients
 
 
-def check_group(group: Mapping[str, Any]) -> None:
-    """Raises ValueError for an option out of its range, or one that belongs to the whole window."""
-    misplaced = WINDOW_OPTIONS & set(group)
+def check_last(groups: Groups, shared: Iterable[str]) -> None:
+    """Raises ValueError if the last group has an option out of its range, or a value of its own for a `shared` one."""
+    first, group = groups[0], groups[-1]
+    misplaced = WINDOW_OPTIONS & set(group) | {name for name in shared if group[name] != first[name]}
     if misplaced:
         raise ValueError(f"{', '.join(sorted(misplaced))}: one for all groups; pass it to the optimizer, not a group")
-    lr, momentum = group["lr"], group.get("momentum", 0.0)
-    if isinstance(lr, Tensor) and lr.numel() != 1:
-        raise ValueError(f"lr must be a number or a tensor of one element, not one of {lr.numel()}")
-    if not float(lr) >= 0:
-        raise ValueError(f"lr must be 0 or more, not {lr}")
-    if not 0 <= momentum < 1:
-        raise ValueError(f"momentum must be at least 0 and below 1, not {momentum}")
-    if not group["weight_decay"] >= 0:
-        raise ValueError(f"weight_decay must be 0 or more, not {group['weight_decay']}")
-    if not all(isinstance(beta, float | int) and 0 <= beta < 1 for beta in group.get("betas", ())):
-        raise ValueError(f"betas must be two numbers of at least 0 and below 1, not {group['betas']!r}")
-    for name in ("eps", "power", "length"):
-        if not 0 <= group.get(name, 0.0) < math.inf:
+    if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
+        raise ValueError(f"lr must be a number or a tensor of one element, not one of {group['lr'].numel()}")
+    for name in ("lr", "weight_decay", "eps", "power", "length"):
+        if not 0 <= float(group.get(name, 0.0)) < math.inf:
             raise ValueError(f"{name} must be 0 or more, and finite, not {group[name]!r}")
-    if group.get("nesterov") and not momentum:
+    for name, fractions in {"momentum": [group.get("momentum", 0.0)], "betas": group.get("betas", ())}.items():
+        if not all(isinstance(fraction, float | int) and 0 <= fraction < 1 for fraction in fractions):
+            raise ValueError(f"{name} must be at least 0 and below 1, not {group[name]!r}")
+    if group.get("nesterov") and not group["momentum"]:
         raise ValueError("nesterov needs a momentum, and momentum is 0; pass one, for instance 0.9")
 
 
@@ -110,13 +102,10 @@ def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 def _check_groups(saved: Groups, groups: Groups) -> None:
     there, here = ([len(group["params"]) for group in each] for each in (saved, groups))
     if there != here:
-        raise ValueError(
-            f"saved with groups of {there} parameters, this one has groups of {here}; build it with the same"
-        )
+        found = f"saved with groups of {there} parameters, this one has groups of {here}"
+        raise ValueError(f"{found}; build it with the same")
     for theirs, ours in zip(saved, groups, strict=True):
         for name, present in zip(theirs.get("param_names", ()), ours.get("param_names", ()), strict=False):
             if name != present:
-                raise ValueError(
-                    f"the state was saved with {name!r} where this optimizer has {present!r}; pass the parameters in "
-                    "the same order"
-                )
+                found = f"the state was saved with {name!r} where this optimizer has {present!r}"
+                raise ValueError(f"{found}; pass the parameters in the same order")

@@ -3,7 +3,9 @@
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from statistics import fmean
 from typing import Any, Literal
 
 import torch
@@ -25,6 +27,7 @@ Combination = Callable[[Tensor, Tensor, float], Tensor]
 NonFinite = Literal["raise", "skip"]
 AUTO_DAMPING = 0.1  # of the window's mean eigenvalue
 AUTO_RANGE = 1.5  # by which λ may be off before it is set anew, which costs a Cholesky factorisation
+COUNTS = ("calls", "skipped", "raised")
 States = Mapping[Tensor, Mapping[str, Any]]
 
 
@@ -32,7 +35,7 @@ class ParameterWindow:
     """The layout of parameters in a row, and the operator over the rows of their last m gradients.
 
     Arguments are those of `MFAC`; `agreed` is what else must be the same on all ranks. With several ranks all of them
-    must call every method except `parameter_states` and `shared_state`.
+    must call every method except `state`.
     """
 
     def __init__(
@@ -98,9 +101,9 @@ class ParameterWindow:
         """{parameter: its part of F⁻¹g}, after g has entered the window (if it is its turn); None if g was skipped.
 
         With an `average` it is the part of F⁻¹ḡ, ḡ the average of the window. A parameter without a gradient is zero in
-        the row, and not in the result. `combination(K, ages, damping)`
-        returns the coefficients c [n] of the step Gᵀc, instead of those of F⁻¹g, from K = GGᵀ and the ages of the n
-        rows, the newest of which has age 0; all on the CPU, in float64.
+        the row, and not in the result. `combination(K, ages, damping)` returns the coefficients c [n] of the step Gᵀc,
+        instead of those of F⁻¹g, from K = GGᵀ and the ages of the n rows, the newest of which has age 0; all on the
+        CPU, in float64.
         """
         row = torch.empty(self.columns.dim, dtype=self.operator.dtype, device=self.operator.device)
         self.columns.flatten([gradients.get(tensor) for tensor in self.columns.tensors], out=row)
@@ -119,7 +122,7 @@ class ParameterWindow:
     def _multiply(self, row: Tensor, combination: Combination | None, average: float) -> Tensor:
         damping = self._next_damping(row)
         changes, enters = damping != self.operator.damping, self.calls % self.update_every == 0
-        if (changes or not enters) and not self._is_finite(row):  # else the operator checks it
+        if (changes or not enters) and not math.isfinite(self._square(row)):  # else the operator checks it
             raise NonFiniteGradientError("the gradient is not finite; nothing has changed: skip this step")
         if changes:
             self.operator.set_damping(damping)
@@ -132,36 +135,30 @@ class ParameterWindow:
         multiply = partial(self.operator.update_and_apply, average=average) if enters else self.operator.__matmul__
         try:
             return multiply(row)
-        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-            return self._multiply_damped(row, multiply, error)
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            return self._multiply_damped(row, multiply)
 
     def _next_damping(self, row: Tensor) -> float:
         if self.schedule is None:
             return self.operator.damping
         if callable(self.schedule):
             return self.schedule(self.calls)
-        square = self.ranks.sum_(torch.linalg.vector_norm(row, dtype=torch.float64).square())
-        squares = torch.cat((self.operator.gram.diagonal(), square[None]))
-        wanted = AUTO_DAMPING * float(squares.mean()) / self.operator._divisor(max(self.operator.num_seen, 1))
+        mean = fmean((*self.operator.gram.diagonal().tolist(), self._square(row)))
+        wanted = AUTO_DAMPING * mean / self.operator._divisor(max(self.operator.num_seen, 1))
         known = self.calls > 0 and 1 / AUTO_RANGE < wanted / self.operator.damping < AUTO_RANGE
         return self.operator.damping if known or not 0 < wanted < math.inf else wanted
 
-    def _multiply_damped(self, row: Tensor, multiply: Callable[[Tensor], Tensor], error: Exception) -> Tensor:
+    def _multiply_damped(self, row: Tensor, multiply: Callable[[Tensor], Tensor]) -> Tensor:
         """F⁻¹g with as much more damping, for this step alone, as float64 needs: a finite gradient ends no run."""
-        asked = self.operator.damping
-        square = self.ranks.sum_(torch.linalg.vector_norm(row, dtype=torch.float64).square())
-        largest = max(float(square), *self.operator.gram.diagonal().tolist(), 0.0)
-        damping = max(10 * asked, 0.1 * EPS64 / PRODUCT_TOLERANCE * largest)
+        asked, step = self.operator.damping, None
+        largest = max(self._square(row), *self.operator.gram.diagonal().tolist())
+        damping = max(asked, 0.01 * EPS64 / PRODUCT_TOLERANCE * largest)
         try:
-            while damping < math.inf:
+            while step is None:
+                damping *= 10
                 self.operator.set_damping(damping)
-                try:
+                with suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]
                     step = multiply(row)
-                    break
-                except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-                    damping *= 10
-            else:
-                raise error
         finally:
             self.operator.set_damping(asked)
         if not self.raised:
@@ -174,8 +171,9 @@ class ParameterWindow:
         self.raised += 1
         return step
 
-    def _is_finite(self, row: Tensor) -> bool:
-        return bool(self.ranks.sum_(torch.linalg.vector_norm(row, dtype=torch.float64)).isfinite())
+    def _square(self, row: Tensor) -> float:
+        """‖g‖² over all ranks."""
+        return float(self.ranks.sum_(torch.linalg.vector_norm(row, dtype=torch.float64).square()))
 
     def diagnostics(self) -> dict[str, float]:
         squares = self.columns.total(self._sums).tolist()
@@ -193,42 +191,38 @@ class ParameterWindow:
             "compiled": float(self.operator.compiled),
         }
 
-    def shared_state(self) -> dict[str, Any]:
-        """The state that belongs to no single parameter; with the rows, if they are compressed."""
-        state = self.operator.state_dict()
-        del state["dim"]
-        if isinstance(state["rows"], Tensor):
-            del state["rows"]
-        elif self._key is not None:  # else a checkpoint would take it to be the same on every rank
-            state["rows"] = {self._key: state["rows"]}
-        return {**state, "calls": self.calls, "skipped": self.skipped, "raised": self.raised}
+    def state(self) -> tuple[dict[str, Any], dict[Tensor, dict[str, Any]]]:
+        """The state that belongs to no single parameter, and {parameter: its part of the window, its "mask" if any}.
 
-    def parameter_states(self) -> dict[Tensor, dict[str, Any]]:
-        """{parameter: its "mask", if any, and its part of the window}.
-
-        The part is its "rows", [m, *shape] or [m, kept weights], in the window's own memory; or, if rows are
-        compressed, its "columns" (start and stop) and its "shape".
+        The part is its "rows", [m, *shape] or [m, kept weights], in the window's own memory. Compressed rows belong to
+        no parameter: its part is then its "columns" (start and stop) and its "shape".
         """
-        rows, states, part = self.operator.state_dict()["rows"], {}, dict[str, Any]()
+        shared, states = self.operator.state_dict() | {name: getattr(self, name) for name in COUNTS}, {}
+        del shared["dim"]
+        rows = shared.pop("rows")
         for number, (name, tensor) in enumerate(self.columns.named.items()):
-            mask, span = self.masks.get(name), self.columns.spans[number]
+            span = self.columns.spans[number]
             if isinstance(rows, Tensor):
                 part = {"rows": self.columns.to_state(number, rows[:, span])}
             else:
-                columns = torch.tensor([span.start, span.stop])
-                part = {"columns": columns if self._key is None else {self._key: columns}}
+                shared["rows"] = self._own(rows)
+                part = {"columns": self._own(torch.tensor([span.start, span.stop]))}
                 part["shape"] = torch.tensor(tensor.shape)
-            states[tensor] = part if mask is None else {**part, "mask": mask}
-        return states
+            states[tensor] = part | ({"mask": self.masks[name]} if name in self.masks else {})
+        return shared, states
+
+    def _own(self, value: Any) -> Any:
+        """Under this rank's name: else a checkpoint would take it to be the same on every rank."""
+        return value if self._key is None else {self._key: value}
 
     @torch.no_grad()
     def load_state(self, shared: Mapping[str, Any], states: States, named: Mapping[str, Tensor]) -> None:
-        """Loads what `shared_state` and `parameter_states` returned; parameters that have no rows in it get zeros.
+        """Loads what `state` returned; parameters that have no rows in it get zeros.
 
         `named` are all parameters, which need not be in the window yet. On an error nothing has changed.
         """
         with self.ranks.together("loading the window"), reading("the state of the window"):
-            counts = {name: count_of(shared, name) if name in shared else 0 for name in ("calls", "skipped", "raised")}
+            counts = {name: count_of(shared, name) for name in COUNTS}
             for name, tensor in named.items():
                 if tensor in states:
                     self._check_state(name, tensor, states[tensor])
@@ -237,18 +231,17 @@ class ParameterWindow:
             if not states.keys() <= self.columns.covered:
                 self.cover({name: tensor for name, tensor in named.items() if tensor in states})
             with self.ranks.together("loading the window"), reading("the state of the window"):
-                rows = self._compressed(shared["rows"], states) if "rows" in shared else self._pieces(shared, states)
-            operator_state = {key: value for key, value in shared.items() if key not in counts}
-            self.operator.load_state_dict({**operator_state, "dim": self.columns.dim, "rows": rows})
+                rows = self._compressed(shared["rows"], states) if "rows" in shared else self._pieces(states)
+            self.operator.load_state_dict({**shared, "dim": self.columns.dim, "rows": rows})
         except BaseException:
             self.columns, self.masks = before[:2]
             vars(self.operator).update(before[2])
             raise
         self.calls, self.skipped, self.raised = counts.values()
 
-    def _pieces(self, shared: Mapping[str, Any], states: States) -> list[Tensor]:
-        zero = torch.zeros(int(shared["num_grads"]), 1, dtype=next(iter(states.values()))["rows"].dtype)
+    def _pieces(self, states: States) -> list[Tensor]:
         parts = self._in_row(states, self.columns.of_state)
+        zero = next(part for part in parts if isinstance(part, Tensor)).new_zeros(self.operator.num_grads, 1)
         pieces = [zero.expand(-1, part) if isinstance(part, int) else part for part in parts]
         return [piece for piece in pieces if piece.shape[1]]
 
@@ -300,10 +293,8 @@ class ParameterWindow:
                 f"the state has gradients of shape {shape} for {name}, which is {list(tensor.shape)} here; was it "
                 "saved with another model, or with the parameters in another order?"
             )
-        same = saved is present
-        if saved is not None and present is not None:
-            same = torch.equal(local(like(name, saved, tensor, torch.bool)).cpu(), local(present).cpu())
-        if not same:
+        masks = [local(like(name, mask, tensor, torch.bool)) for mask in (saved, present) if mask is not None]
+        if len(masks) == 1 or (masks and not torch.equal(*masks)):
             which = "no" if saved is None else "another"
             raise ValueError(f"a state saved with {which} mask of {name}; build the optimizer with the same masks")
 

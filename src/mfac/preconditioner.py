@@ -69,8 +69,8 @@ class MFACPreconditioner(Windowed):
 
     def state_dict(self) -> dict[str, Any]:
         """As `MFAC.state_dict`: save or deep-copy it before the next step."""
-        states = self._window.parameter_states().values()
-        return {"window": self._window.shared_state(), "state": dict(enumerate(states))}
+        shared, states = self._window.state()
+        return {"window": shared, "state": dict(enumerate(states.values()))}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """As `MFAC.load_state_dict`."""

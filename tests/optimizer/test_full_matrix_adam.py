@@ -162,7 +162,7 @@ def test_smaller_windows_follow_the_same_course(window):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"betas": (0.9, 1.0)}, r"betas must be two numbers .* not \(0.9, 1.0\)"),
+        ({"betas": (0.9, 1.0)}, r"betas must be at least 0 and below 1, not \(0.9, 1.0\)"),
         ({"power": -1.0}, r"power must be 0 or more"),
         ({"length": float("inf")}, r"length must be 0 or more, and finite, not inf"),
         ({"eps": -1e-8}, r"eps must be 0 or more"),

@@ -14,11 +14,11 @@ from mfac import MFAC, MFACPreconditioner
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"lr": float("nan")}, "lr must be 0 or more, not nan"),
+        ({"lr": float("nan")}, "lr must be 0 or more, and finite, not nan"),
         ({"lr": torch.ones(2)}, "lr must be a number or a tensor of one element, not one of 2"),
         ({"momentum": 1.0}, "momentum must be at least 0 and below 1, not 1.0"),
         ({"nesterov": True}, "nesterov needs a momentum, and momentum is 0; pass one"),
-        ({"weight_decay": -1e-3}, "weight_decay must be 0 or more, not -0.001"),
+        ({"weight_decay": -1e-3}, "weight_decay must be 0 or more, and finite, not -0.001"),
         ({"num_grads": 0}, "num_grads must be a positive int, not 0"),
         ({"damping": 0.0}, "damping must be"),
         ({"damping": True}, "damping must be positive and finite, not True"),
