@@ -27,13 +27,9 @@ class PruningCallback(PacedPruning, Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if len(trainer.optimizers) != 1:
             raise ValueError(f"gradual pruning follows one optimizer, this module has {len(trainer.optimizers)}")
-        pruner = self.begin(pl_module, trainer.optimizers[0], trainer.world_size)
-        if self._saved:
-            pruner.load_state_dict(self._saved)
-            self._saved = {}
-        elif trainer.global_step and self.due(trainer.global_step):
-            raise ValueError(f"training resumes at step {trainer.global_step} from a checkpoint without the masks")
-        self.catch_up(trainer.global_step)
+        remedy = "resume from one that this callback has saved"
+        self.begin(pl_module, trainer.optimizers[0], trainer.world_size, trainer.global_step, self._saved, remedy)
+        self._saved = {}
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         self.catch_up(trainer.global_step)

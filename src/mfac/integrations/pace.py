@@ -34,7 +34,10 @@ class PacedPruning:
         while self.pruner.steps_done < self.due(global_step) and self.pruner.step() is not None:
             pass
 
-    def begin(self, model: nn.Module, optimizer: Optimizer, processes: int) -> GradualPruner:
+    def begin(
+        self, model: nn.Module, optimizer: Optimizer, processes: int, global_step: int, saved: Any, remedy: str
+    ) -> None:
+        """Builds the pruner, or resumes it from its saved state, and takes the steps that are due."""
         if processes > 1:
             raise ValueError(
                 f"this callback prunes in one process, and training runs in {processes}; train on one device, or prune "
@@ -43,4 +46,8 @@ class PacedPruning:
         self.pruner = self._build(model, optimizer)
         if not isinstance(self.pruner, GradualPruner):
             raise ValueError(f"build must return an mfac.GradualPruner, not a {type(self.pruner).__name__}")
-        return self.pruner
+        if saved:
+            self.pruner.load_state_dict(saved)
+        elif global_step and self.due(global_step):
+            raise ValueError(f"training resumes at step {global_step} from a checkpoint without the masks; {remedy}")
+        self.catch_up(global_step)

@@ -61,16 +61,10 @@ class PruningCallback(PacedPruning, TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kw: Any) -> None:
         if args.load_best_model_at_end:
             raise ValueError("load_best_model_at_end=True would restore an earlier, denser checkpoint; leave it off")
-        pruner = self.begin(kw["model"], kw["optimizer"], args.world_size)
-        file = Path(self._resume_from or _checkpoint(args, state)) / STATE_FILE
-        if state.global_step and file.is_file():
-            pruner.load_state_dict(torch.load(file, weights_only=True))
-        elif state.global_step and self.due(state.global_step):
-            raise ValueError(
-                f"training resumes at step {state.global_step}, but {file} with the masks is missing; resume from a "
-                "checkpoint that has it, or say where it is with PruningCallback(resume_from=...)"
-            )
-        self.catch_up(state.global_step)
+        file, step = Path(self._resume_from or _checkpoint(args, state)) / STATE_FILE, state.global_step
+        saved = torch.load(file, weights_only=True) if step and file.is_file() else None
+        remedy = f"there is no {file}: say where it is with PruningCallback(resume_from=...)"
+        self.begin(kw["model"], kw["optimizer"], args.world_size, step, saved, remedy)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kw: Any) -> None:
         self.catch_up(state.global_step)
