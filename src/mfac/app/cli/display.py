@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from mfac.app.runs.run import Watcher
@@ -22,9 +22,7 @@ class ProgressDisplay(Watcher):
         what, note = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
         columns = (what, BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeRemainingColumn(), note)
         self._bars = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
-        self._bar: Any = None
-        self._what = self._note = ""
-        self._total = self._began = self._last_line = 0.0
+        self._bar, self._last_line = TaskID(0), 0.0
 
     def __enter__(self) -> "ProgressDisplay":
         self._bars.start()
@@ -35,22 +33,21 @@ class ProgressDisplay(Watcher):
             self._bars.stop()
 
     def begin(self, what: str, total: float) -> None:
-        self.is_used = True
-        self._what, self._note, self._total = what, "", total
-        self._began = self._last_line = time.monotonic()
+        self.is_used, self._last_line = True, time.monotonic()
         self._bar = self._bars.add_task(what, total=total, note="")
 
     def at(self, done: float, note: str = "") -> None:
-        self._note = note or self._note
-        self._bars.update(self._bar, completed=done, note=self._note)
+        bar = self._bars.tasks[self._bar]
+        self._bars.update(self._bar, completed=done, note=note or bar.fields["note"])
         if self._bars.disable and time.monotonic() - self._last_line >= LINE_INTERVAL:
             self._last_line = time.monotonic()
-            self.say(f"{self._what}: {done:.4g} of {self._total:g} steps{f', {note}' if note else ''}")
+            self.say(f"{bar.description}: {done:.4g} of {bar.total:g} steps{f', {note}' if note else ''}")
 
     def end(self) -> None:
-        self._bars.update(self._bar, completed=self._total)
+        bar = self._bars.tasks[self._bar]
+        self._bars.update(self._bar, completed=bar.total)
         if self._bars.disable:
-            self.say(f"{self._what}: done in {time.monotonic() - self._began:.1f} s")
+            self.say(f"{bar.description}: done in {bar.elapsed:.1f} s")
 
     def say(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)

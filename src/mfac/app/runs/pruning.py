@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mfac.app.runs.environment import process_peak_bytes
 from mfac.app.runs.folder import DENSE, load_checkpoint, save_weights, writing
 from mfac.app.runs.format import Record, inside
-from mfac.app.runs.run import Cell, SavedRun, check_settings
+from mfac.app.runs.run import Run, check_settings
 from mfac.app.runs.task_batches import TaskBatches, finite, measure
 from mfac.app.runs.training import OptimizerSettings, TrainingLoop, make_optimizer
 from mfac.app.tasks import Task
@@ -84,7 +84,7 @@ class PruningSettings:
             check_sparsity(sparsity)
         choose_targets(model, self.options.targets, self.options.ignore)
 
-    def carry_out(self, run: SavedRun, model: nn.Module) -> None:
+    def carry_out(self, run: Run, model: nn.Module) -> None:
         self._pretrain(run, model)
         if "dense" not in run.folder.record:
             run.folder.put(dense=measure(run.task, model, run.device))
@@ -95,7 +95,7 @@ class PruningSettings:
             work = partial(_gradual if self.gradual else _one_shot, self, model, method, sparsity)
             run.cell(f"{method}-{sparsity:g}", {"label": method, "method": method, "asked": sparsity}, self.seed, work)
 
-    def _pretrain(self, run: SavedRun, model: nn.Module) -> None:
+    def _pretrain(self, run: Run, model: nn.Module) -> None:
         """Trains the model once, if the task can, so that all cells start from the same weights."""
         if run.task.pretrain is None or self.checkpoint is not None:
             return
@@ -108,24 +108,23 @@ class PruningSettings:
         load_checkpoint(path, model)
 
 
-def _one_shot(settings: PruningSettings, model: nn.Module, method: str, sparsity: float, cell: Cell) -> Record:
-    task, options = cell.run.task, replace(settings.options, method=method, seed=settings.seed, progress=False)
-    batches = TaskBatches(task, cell.run.device)
-    pruner = Pruner(model, task.loss, batches, sparsity, options)
-    cell.begin(pruner.total, lambda: pruner.steps_done, model=model, pruner=pruner)
-    stream, start, at = pruner.stream, 0, cell.run.watcher.at
+def _one_shot(settings: PruningSettings, model: nn.Module, method: str, sparsity: float, run: Run) -> Record:
+    options = replace(settings.options, method=method, seed=settings.seed, progress=False)
+    batches = TaskBatches(run.task, run.device)
+    pruner = Pruner(model, run.task.loss, batches, sparsity, options)
+    run.begin(pruner.total, lambda: pruner.steps_done, model=model, pruner=pruner)
+    stream, start, at = pruner.stream, 0, run.watcher.at
     # Progress within a step, if gradients are one per batch.
     batches.on_batch = lambda: at(pruner.steps_done + min(1.0, (stream.drawn + 1 - start) / pruner.num_batches))
     while not pruner.done:
         start = stream.drawn
         loss = pruner.step().loss_after
-        cell.at(pruner.steps_done, f"loss {loss:.4g}", save=True)
-    return _results(model, cell, pruner.result.masks, pruner.result.history, [])
+        run.at(pruner.steps_done, f"loss {loss:.4g}", save=True)
+    return _results(model, run, pruner.result.masks, pruner.result.history, [])
 
 
-def _gradual(settings: PruningSettings, model: nn.Module, method: str, sparsity: float, cell: Cell) -> Record:
-    task, device = cell.run.task, cell.run.device
-    batches = TaskBatches(task, device)
+def _gradual(settings: PruningSettings, model: nn.Module, method: str, sparsity: float, run: Run) -> Record:
+    task, batches = run.task, TaskBatches(run.task, run.device)
     optimizer = make_optimizer(settings.optimizer(task), task, model)
     schedule = [sparsity]  # an N:M pattern has one sparsity, and one step
     if settings.fixed_sparsity is None:
@@ -133,35 +132,35 @@ def _gradual(settings: PruningSettings, model: nn.Module, method: str, sparsity:
     options = vars(replace(settings.options, method=method, seed=settings.seed, progress=False))
     pruner = GradualPruner(model, task.loss, batches, schedule, optimizer=optimizer, reset_momentum=True, **options)
     each, total = settings.epochs * batches.count(), len(schedule)
-    loop = TrainingLoop(task, model, device, optimizer, total * each, settings.seed)
-    cell.begin(total, lambda: loop.done / each, loop=loop, pruner=pruner)
+    loop = TrainingLoop(task, model, run.device, optimizer, total * each, settings.seed)
+    run.begin(total, lambda: loop.done / each, loop=loop, pruner=pruner)
     while loop.done < loop.total:
         if loop.done == pruner.steps_done * each:
             result = pruner.step()
             assert result is not None
-            cell.at(loop.done / each, f"loss {result.history[-1].loss_after:.4g}", save=True)
+            run.at(loop.done / each, f"loss {result.history[-1].loss_after:.4g}", save=True)
             continue
         loop.advance()
         if loop.is_diverged:
             where = f"step {loop.done} of the training between pruning steps"
             raise RuntimeError(f"the loss was not finite at {where}; use a lower learning rate (--lr)")
-        cell.at(loop.done / each, "training")
+        run.at(loop.done / each, "training")
     history = [record for records in pruner.history for record in records]
     pairs = enumerate(zip(loop.seconds, loop.losses, strict=True), 1)
     training = [{"step": step, "second": round(second, 4), "loss": loss} for step, (second, loss) in pairs]
-    return _results(model, cell, pruner.masks, history, training)
+    return _results(model, run, pruner.masks, history, training)
 
 
 def _results(
-    model: nn.Module, cell: Cell, masks: dict[str, Tensor], history: Sequence[StepRecord], training: list[Record]
+    model: nn.Module, run: Run, masks: dict[str, Tensor], history: Sequence[StepRecord], training: list[Record]
 ) -> Record:
     """Evaluates the pruned model and writes its files; returns the entries of the cell in run.json."""
-    cell.run.watcher.end()
-    found = measure(cell.run.task, model, cell.run.device)
-    save_weights(model, cell.file("weights.safetensors"))
-    with writing(cell.file("masks.safetensors")) as draft:
+    run.watcher.end()
+    found = measure(run.task, model, run.device)
+    save_weights(model, run.file("weights.safetensors"))
+    with writing(run.file("masks.safetensors")) as draft:
         save_masks(masks, draft)
-    with writing(cell.file("compact.safetensors")) as draft:
+    with writing(run.file("compact.safetensors")) as draft:
         size = save_compact(model, draft, masks)
     kept = {name: int(mask.sum()) for name, mask in masks.items()}
     seconds = sum(record.seconds for record in history) + (training[-1]["second"] if training else 0.0)
@@ -178,6 +177,6 @@ def _results(
             for record in history
         ],
         "training": training,
-        "files": {what: f"{cell.path.name}/{what}.safetensors" for what in ("weights", "masks", "compact")},
+        "files": {what: f"{run.name}/{what}.safetensors" for what in ("weights", "masks", "compact")},
         "bytes": {"dense": size.dense, "compact": size.compact},
     }

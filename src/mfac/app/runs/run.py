@@ -5,7 +5,6 @@ import importlib.util
 import json
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -43,7 +42,7 @@ def run_task(
     settings.check(task, model)
     with open_run(path, _describe(task, settings, command, model, device), fresh=fresh) as folder:
         if folder.record["finished"] is None:
-            settings.carry_out(SavedRun(task, folder, device, watcher or Watcher(), settings.save_every), model)
+            settings.carry_out(Run(task, folder, device, watcher or Watcher(), settings.save_every), model)
             folder.put(finished=now())
         return folder.record
 
@@ -57,45 +56,36 @@ def build_model(task: Task, device: torch.device, seed: int, checkpoint: str | N
     return model.to(device)
 
 
-@dataclass(frozen=True)
-class SavedRun:
-    """A run in its folder."""
+class Run:
+    """A run in its folder, cell by cell: one method at one sparsity, or one optimizer with one seed.
 
-    task: Task
-    folder: RunFolder
-    device: torch.device
-    watcher: Watcher
-    save_every: float
+    `name` is that of the present cell, and of its folder.
+    """
 
-    def cell(self, name: str, facts: Record, seed: int, work: Callable[["Cell"], Record]) -> None:
+    def __init__(self, task: Task, folder: RunFolder, device: torch.device, watcher: Watcher, save_every: float):
+        self.task, self.folder, self.device, self.watcher, self.name = task, folder, device, watcher, ""
+        self._save_every, self._last_save, self._parts = save_every, 0.0, dict[str, Any]()
+
+    def cell(self, name: str, facts: Record, seed: int, work: Callable[["Run"], Record]) -> None:
         """Completes a cell, unless it is complete; its entry in run.json is the facts and what `work` returns."""
-        path = inside(self.folder.path, name)
-        path.mkdir(exist_ok=True)
-        cell = Cell(self, path)
+        inside(self.folder.path, name).mkdir(exist_ok=True)
+        self.name, self._last_save = name, time.monotonic()
         if not self.folder.has(**facts):
             with seeded(seed):
-                self.folder.add({**facts, **work(cell)})
-        cell.file(STATE).unlink(missing_ok=True)
-
-
-class Cell:
-    """A part of a run, with a folder of its own: one method at one sparsity, or one optimizer with one seed."""
-
-    def __init__(self, run: SavedRun, path: Path):
-        self.run, self.path, self._last_save = run, path, time.monotonic()
-        self._parts: dict[str, Any] = {}
+                self.folder.add({**facts, **work(self)})
+        self.file(STATE).unlink(missing_ok=True)
 
     def file(self, name: str) -> Path:
-        return inside(self.run.folder.path, f"{self.path.name}/{name}")
+        return inside(self.folder.path, f"{self.name}/{name}")
 
     def begin(self, total: int, done: Callable[[], float], **parts: Any) -> None:
         """Restores these parts (they have `state_dict` and `load_state_dict`) if there is a state; `at` saves them."""
         self._parts = parts
         if (file := self.file(STATE)).exists():
             self._restore(file)
-            self.run.watcher.say(f"{self.path.name}: resuming after {done():.3g} of {total} steps")
-        self.run.watcher.begin(self.path.name, total)
-        self.run.watcher.at(done())
+            self.watcher.say(f"{self.name}: resuming after {done():.3g} of {total} steps")
+        self.watcher.begin(self.name, total)
+        self.watcher.at(done())
 
     def _restore(self, file: Path) -> None:
         try:
@@ -109,11 +99,11 @@ class Cell:
 
     def at(self, done: float, note: str, save: bool = False) -> None:
         """So many steps are done; the state is saved if the last save is long ago, or `save`."""
-        if save or time.monotonic() - self._last_save >= self.run.save_every:
+        if save or time.monotonic() - self._last_save >= self._save_every:
             with writing(self.file(STATE)) as draft, open(draft, "wb") as file:
                 torch.save({name: part.state_dict() for name, part in self._parts.items()}, file)
             self._last_save = time.monotonic()
-        self.run.watcher.at(done, note)
+        self.watcher.at(done, note)
 
 
 def check_settings(

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from mfac.app.runs.environment import process_peak_bytes
 from mfac.app.runs.folder import save_weights
 from mfac.app.runs.format import Record
-from mfac.app.runs.run import Cell, SavedRun, build_model, check_settings
+from mfac.app.runs.run import Run, build_model, check_settings
 from mfac.app.runs.task_batches import TaskBatches, epochs, finite, measure
 from mfac.app.tasks import Task
 from mfac.full_matrix_adam import ADAM_LR, ORTHOGONAL_LR, FullMatrixAdam
@@ -113,23 +113,22 @@ class TrainingSettings:
         for optimizer in self.optimizers:
             make_optimizer(optimizer, task, model)
 
-    def carry_out(self, run: SavedRun, model: nn.Module) -> None:
+    def carry_out(self, run: Run, model: nn.Module) -> None:
         every = max(1, self.steps // 10) if self.steps else TaskBatches(run.task, run.device).count()
         for seed, optimizer in product(self.seeds, self.optimizers):
             facts = {"label": optimizer.name, "optimizer": optimizer.name, "seed": seed}
             work = partial(self._train, optimizer, seed, self.steps or self.epochs * every, every)
             run.cell(f"{optimizer.name}-seed{seed}", facts, seed, work)
 
-    def _train(self, optimizer: OptimizerSettings, seed: int, total: int, every: int, cell: Cell) -> Record:
-        task, device = cell.run.task, cell.run.device
-        model = build_model(task, device, seed, self.checkpoint)
-        made, cosine = make_optimizer(optimizer, task, model), self.schedule == "cosine"
-        loop = TrainingLoop(task, model, device, made, total, seed, cosine, self.eval_every or every)
-        cell.begin(total, lambda: loop.done, loop=loop)
+    def _train(self, optimizer: OptimizerSettings, seed: int, total: int, every: int, run: Run) -> Record:
+        model = build_model(run.task, run.device, seed, self.checkpoint)
+        made, cosine = make_optimizer(optimizer, run.task, model), self.schedule == "cosine"
+        loop = TrainingLoop(run.task, model, run.device, made, total, seed, cosine, self.eval_every or every)
+        run.begin(total, lambda: loop.done, loop=loop)
         while loop.advance():
-            cell.at(loop.done, "loss not finite" if loop.is_diverged else f"loss {loop.losses[-1]:.4g}")
-        cell.run.watcher.end()
-        save_weights(model, cell.file("weights.safetensors"))
+            run.at(loop.done, "loss not finite" if loop.is_diverged else f"loss {loop.losses[-1]:.4g}")
+        run.watcher.end()
+        save_weights(model, run.file("weights.safetensors"))
         record = {
             "settings": optimizer.filled(),
             "steps": loop.done,
@@ -138,11 +137,11 @@ class TrainingSettings:
             "evaluations": loop.evaluations,
             "seconds_total": round(loop.seconds[-1], 4),
             "peak_bytes": process_peak_bytes(),
-            "files": {"weights": f"{cell.path.name}/weights.safetensors"},
+            "files": {"weights": f"{run.name}/weights.safetensors"},
         }
         if loop.is_diverged:
             record["stopped"] = f"the loss was not finite at step {loop.done}"
-            cell.run.watcher.say(f"{cell.path.name}: stopped, {record['stopped']}; try a lower learning rate")
+            run.watcher.say(f"{run.name}: stopped, {record['stopped']}; try a lower learning rate")
         return record
 
 
