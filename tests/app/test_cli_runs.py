@@ -8,6 +8,7 @@ import pytest
 import torch
 from cli_cases import QUICK, TASK, mfac, start, write_task
 from run_cases import full_disk, tensor_bytes
+from safetensors.torch import load_file
 from torch import nn
 
 import mfac as library
@@ -70,6 +71,19 @@ def test_json_is_one_object_with_the_command_to_repeat(tmp_path):
     assert (settings["block_size"], settings["damping"], settings["lr"]) == (None, "auto", 0.05)
     assert settings["targets"] == ["0.weight"]
     assert (record["cells"][0]["asked"], len(record["cells"][0]["training"])) == (0.9, 2 * 12)
+
+
+def test_update_none_leaves_the_remaining_weights_as_they_are(tmp_path):
+    """Here "none" is one of the updates; of `--block-size` it is the full matrix."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    torch.save(model.state_dict(), "dense.pt")
+    options = ["--checkpoint", "dense.pt", "--update", "none", "--sparsity", 0.5, *QUICK, "--json"]
+    record = json.loads(mfac("prune", write_task(tmp_path), *options).stdout)
+    assert record["settings"]["update"] == "none"
+    folder = tmp_path / record["folder"] / "mfac-0.5"
+    masks, pruned = library.load_masks(folder / "masks.safetensors"), load_file(folder / "weights.safetensors")
+    for name, weight in model.state_dict().items():
+        assert torch.equal(pruned[name], weight * masks.get(name, True))
 
 
 @pytest.mark.parametrize(
