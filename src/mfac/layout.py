@@ -5,7 +5,7 @@ import functools
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 Params = str | Tensor | Iterable[str | Tensor] | None
 Masks = Mapping[str, Tensor] | Mapping[Tensor, Tensor] | None
 Named = Mapping[str, Tensor]
-Key = TypeVar("Key", bound=str | Tensor)
 
 # Parts of a name that torch.compile and FSDP put in; DataParallel and many checkpoints put `module.` before it.
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module")
@@ -151,17 +150,12 @@ def matching(item: str | Tensor, known: Named, argument: str, owner: str) -> dic
     return found
 
 
-def find(key: str | Tensor, known: Named, owner: str) -> Tensor:
-    """The tensor that a mask's key stands for; raises ValueError if there is none."""
-    return next(iter(matching(key, known, "masks", owner).values()))
-
-
-def match_masks(masks: Mapping[Key, Tensor], known: Named, owner: str) -> list[tuple[Key, Tensor, Tensor]]:
+def match_masks(masks: Mapping[Any, Tensor], known: Named, owner: str) -> list[tuple[Any, Tensor, Tensor]]:
     """(key, parameter, bool mask) of each mask; raises ValueError if one of them does not fit."""
     if not isinstance(masks, Mapping):
         raise ValueError(f"masks must be {{parameter or name: bool tensor}}, not {type(masks).__name__}")
-    found = [(key, find(key, known, owner), mask) for key, mask in masks.items()]
-    return [(key, tensor, as_mask(key, mask, tensor.shape)) for key, tensor, mask in found]
+    found = {key: next(iter(matching(key, known, "masks", owner).values())) for key in masks}
+    return [(key, tensor, as_mask(key, masks[key], tensor.shape)) for key, tensor in found.items()]
 
 
 def as_mask(key: str | Tensor, mask: Tensor, shape: torch.Size | None = None) -> Tensor:

@@ -100,6 +100,7 @@ def test_a_report_of_several_runs(tmp_path):
     task = write_task(tmp_path)
     mfac("prune", task, *QUICK)
     mfac("train", task, "--steps", 4)
+    assert mfac("report", "runs").stderr.endswith("did you mean runs/small-prune runs/small-train?\n")
     runs = ["runs/small-prune", "runs/small-train/run.json"]
     result = mfac("report", *runs, "--out", "pages/both.html", "--title", "Two")
     assert (result.exit_code, result.stdout) == (0, "Report: pages/both.html\n")

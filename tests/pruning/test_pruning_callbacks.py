@@ -80,7 +80,7 @@ def test_hugging_face_prunes_on_time_keeps_the_zeros_and_resumes_bit_for_bit(tmp
     assert all(torch.equal(callback.pruner.masks[name], mask) for name, mask in masks.items())
     (tmp_path / "checkpoint-4" / STATE_FILE).unlink()
     trainer, _ = hugging_face(tmp_path)
-    with pytest.raises(ValueError, match=r"resumes at step 4 from a checkpoint without the masks; there is no .*mfac_pruning.pt: say"):
+    with pytest.raises(ValueError, match=r"resumes at step 4 .*without the masks; there is no .*mfac_pruning.pt: say"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
 
 

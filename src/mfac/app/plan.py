@@ -18,7 +18,7 @@ from mfac.gradients.batches import num_samples, passes
 from mfac.gradients.model_state import seeded
 from mfac.inverse_fisher import Ranks
 from mfac.layout import ParameterLayout
-from mfac.memory import available_memory, gib, parse_bytes
+from mfac.memory import available_memory, check_count, gib, parse_bytes
 from mfac.pages import DISK_PIECE, WIDE_PIECE, block_runs
 from mfac.parameter_window import row_dtype
 from mfac.pruning.batch_stream import BatchStream
@@ -131,10 +131,11 @@ def _by_output(
     start = Step(0, weights, weights.layout(), BatchStream(task.train_batches()))
     settings["num_grads"] = RowMethod(task.loss, options, Ranks()).num_batches(start)
     shapes = [weight.by_output(weight.tensor).shape for weight in weights.layers.values()]
-    sums = sum(8 * COPIES * outputs * inputs**2 for outputs, inputs in shapes)
-    room = room or max(1, (available_memory(layout.device) or 2 * sums) // 2)
-    settings["passes"] = 1 if sums <= room else 2 * -(-sums // room)  # for scores, and again for the removal
-    return {"sums and factors of the blocks": min(sums, room), "vectors": VECTORS * 8 * layout.dim}
+    blocks = [8 * COPIES * inputs**2 for outputs, inputs in shapes for _ in range(outputs)]
+    room = max(room or (available_memory(layout.device) or 2 * sum(blocks)) // 2, *blocks)
+    groups = min(-(-sum(blocks) // room), len(blocks))  # of at least one output
+    settings["passes"] = 1 if groups == 1 else 2 * groups  # for scores, and again for the removal
+    return {"sums and factors of the blocks": min(sum(blocks), room), "vectors": VECTORS * 8 * layout.dim}
 
 
 @seeded(0)
@@ -149,7 +150,8 @@ def plan_training(
 ) -> Plan:
     """The memory and the gradients of training with an optimizer that has a window."""
     kind, model = CLASSES[optimizer][0], task.model().to(device)
-    m = num_grads or inspect.signature(kind).parameters["num_grads"].default
+    m = inspect.signature(kind).parameters["num_grads"].default if num_grads is None else num_grads
+    check_count("steps", steps)
     layout = ParameterLayout(model, [name for name, tensor in model.named_parameters() if tensor.requires_grad])
     window, vector = window or row_dtype(layout), layout.dim * row_dtype(layout).itemsize
     settings = {"optimizer": optimizer, "num_grads": m, "window": as_kind(window).name, "steps": steps}

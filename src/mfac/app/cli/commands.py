@@ -9,7 +9,7 @@ import typer
 from mfac import __version__
 from mfac.app import demo as tour
 from mfac.app.cli.display import ProgressDisplay, show_run
-from mfac.app.cli.options import PANEL, AsJson, Fresh, Out, TaskArgument, command, command_line, options
+from mfac.app.cli.options import PANEL, AsJson, Fresh, Out, TaskArgument, command, command_line, is_given, options
 from mfac.app.plan import plan_pruning, plan_training
 from mfac.app.report.page import write_page
 from mfac.app.runs import training
@@ -108,6 +108,8 @@ def _by_name(key: str, given: tuple[str, ...], names: tuple[str, ...]) -> dict[s
         name, _, value = text.rpartition("=")
         if name and name not in names:
             raise typer.BadParameter(f"{text!r}: {name} is not one of {', '.join(names)}", param_hint=hint)
+        if not any(key in OptimizerSettings(one).filled() for one in ([name] if name else names)):
+            raise typer.BadParameter(f"{text!r}: {name or ' and '.join(names)} has no such option", param_hint=hint)
         try:
             values |= dict.fromkeys([name] if name else names, kind(value))
         except ValueError:
@@ -182,6 +184,7 @@ def _run(ctx: typer.Context, task: Task, settings: Settings, out: Path | None, f
     *options(PruningSettings, {PANEL: "device"}),
 )
 def plan(
+    ctx: typer.Context,
     task: TaskArgument,
     for_training: Annotated[bool, typer.Option("--train", help="Plan `mfac train` instead of `mfac prune`.")] = False,
     as_json: AsJson = False,
@@ -202,7 +205,12 @@ def plan(
     if "window" in given:
         given["window"] = WINDOWS[given["window"]]
     estimate = plan_training if for_training else plan_pruning
-    arguments = {key: value for key, value in given.items() if key in inspect.signature(estimate).parameters}
+    known = inspect.signature(estimate).parameters
+    for key in given.keys() - known.keys():
+        if is_given(ctx, key):
+            which = "without --train" if for_training else "with --train"
+            raise typer.BadParameter(f"it counts only {which}", param_hint=f"--{key.replace('_', '-')}")
+    arguments = {key: value for key, value in given.items() if key in known}
     figures = estimate(load_task(task), device, **arguments)
     return figures.as_dict() if as_json else typer.echo(figures.text())
 

@@ -168,12 +168,18 @@ def command(*given: inspect.Parameter) -> Callable[[Callable[..., Any]], Callabl
     return decorate
 
 
+def is_given(ctx: typer.Context, name: str) -> bool:
+    """Whether the user has given a value for this parameter."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def command_line(ctx: typer.Context) -> str:
     """The command as it can be given again, without options that only change its output."""
     words = ["mfac", ctx.info_name or ""]
     for param in ctx.command.params:
-        source, value = ctx.get_parameter_source(param.name or ""), ctx.params.get(param.name or "")
-        if source is None or source.name != "COMMANDLINE" or param.name in ("as_json", "debug", "fresh"):
+        value = ctx.params.get(param.name or "")
+        if not is_given(ctx, param.name or "") or param.name in ("as_json", "debug", "fresh"):
             continue
         if param.param_type_name == "argument":
             words.append(str(value))

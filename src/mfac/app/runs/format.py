@@ -37,7 +37,9 @@ def read_run(path: Path) -> Record:
     """The record of a run, from its folder or its run.json; ValueError if there is none, or it is not complete."""
     file = inside(path, RUN) if path.is_dir() else path
     if not file.is_file():
-        raise ValueError(f"{path} is not a run folder (it has no {RUN}); `mfac prune` and `mfac train` create one")
+        inner = sorted(str(found.parent) for found in path.glob(f"*/{RUN}"))
+        hint = f"did you mean {' '.join(inner)}?" if inner else "`mfac prune` and `mfac train` create one"
+        raise ValueError(f"{path} is not a run folder (it has no {RUN}); {hint}")
     try:
         record = check_record(json.loads(file.read_text()), str(file))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:

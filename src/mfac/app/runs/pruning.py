@@ -77,6 +77,9 @@ class PruningSettings:
         check_settings(self, ("steps", "epochs"), SCHEDULES, method=self.methods, sparsity=self.asked)
         for method in self.methods:
             replace(self.options, method=method)
+        unused = [name for name in OF_GRADUAL if not self.gradual and getattr(self, name) != getattr(type(self), name)]
+        if unused:
+            raise ValueError(f"{', '.join(unused)}: only for gradual pruning; add --gradual, or leave that out")
         fixed = self.fixed_sparsity
         if fixed is not None and self.asked != (fixed,):
             raise ValueError(f"pattern {self.options.pattern} has a sparsity of its own, {fixed:g}; leave sparsity out")
