@@ -218,7 +218,7 @@ def _gradient_seconds(task: Task, model: nn.Module, layout: ParameterLayout, per
     for _ in range(3):  # the first is slower
         start, taken = time.perf_counter(), [batch] if per_sample else stream
         options: dict[str, Any] = {"params": list(layout.names), "per_sample": per_sample, "progress": False}
-        collect_gradients(model, task.loss, taken, count, **options)
+        collect_gradients(model, task.scalar_loss, taken, count, **options)
         best = min(best, (time.perf_counter() - start) / count)
     return best
 
