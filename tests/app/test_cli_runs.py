@@ -1,6 +1,8 @@
 """`mfac prune` and `mfac train`: results, resuming, and errors."""
 
+import errno
 import json
+import os
 import signal
 import time
 
@@ -123,6 +125,17 @@ def test_wrong_arguments_are_reported_and_nothing_is_written(tmp_path, arguments
     assert "Traceback" not in result.output
     assert code == 2 or len(result.stderr.splitlines()) == 1
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_one_line_with_a_remedy(tmp_path, monkeypatch):
+    def refuse(path, *_, **__):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    task = write_task(tmp_path)
+    monkeypatch.setattr("pathlib.Path.mkdir", refuse)
+    assert mfac("prune", task, "--out", "theirs", *QUICK).stderr == (
+        "mfac: theirs: Permission denied; change its permissions, or choose a place of yours (--out)\n"
+    )
 
 
 @pytest.mark.parametrize(

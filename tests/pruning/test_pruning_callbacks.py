@@ -44,9 +44,9 @@ def test_paces_that_are_none():
     with pytest.raises(ValueError, match="start must be an int of at least 0"):
         PacedPruning(None, every=1, start=-1)
     with pytest.raises(ValueError, match="prunes in one process, and training runs in 4"):
-        PacedPruning(lambda model, optimizer: None, every=1).begin(mlp().model, None, 4)
+        PacedPruning(lambda model, optimizer: None, every=1).begin(mlp().model, None, 4, 0, None, "")
     with pytest.raises(ValueError, match=r"build must return an mfac.GradualPruner, not a Sequential"):
-        PacedPruning(lambda model, optimizer: model, every=1).begin(mlp().model, None, 1)
+        PacedPruning(lambda model, optimizer: model, every=1).begin(mlp().model, None, 1, 0, None, "")
 
 
 def hugging_face(folder):

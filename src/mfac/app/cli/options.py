@@ -201,6 +201,8 @@ def explain(error: Exception) -> str:
             where = f" ({error.filename})" if error.filename else ""
             return f"the disk is full{where}; nothing is lost: free some space, and the same command resumes the run"
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            text += "; change its permissions, or choose a place of yours (--out)"
     place = None if isinstance(error, TaskError) else _place(error)
     text = " ".join(text.split()) + (f" ({place})" if place else "")
     return text if isinstance(error, KNOWN) else f"{type(error).__name__}: {text}; --debug shows the traceback"

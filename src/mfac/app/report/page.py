@@ -14,8 +14,8 @@ from mfac import __version__
 from mfac.app.report.overview import run_facts, settings_section, summaries
 from mfac.app.report.record import completed
 from mfac.app.report.sections import result_sections
+from mfac.app.runs.folder import writing
 from mfac.app.runs.format import is_report
-from mfac.pruning.atomic_file import replacing
 
 PathLike = str | os.PathLike[str]
 
@@ -38,7 +38,7 @@ def write_page(
     here = Path(path).absolute().parent
     relative = None if folders is None else [os.path.relpath(folder, here) for folder in folders]
     text = render_page(runs, title, relative)
-    with replacing(path) as draft:
+    with writing(Path(path)) as draft:
         draft.write_text(text, encoding="utf-8")
 
 
