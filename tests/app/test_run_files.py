@@ -1,7 +1,6 @@
 """The folder of a run and its files: complete at every moment, locked; checkpoints, measures and random states."""
 
 import json
-import os
 
 import pytest
 import report_cases as cases
@@ -242,14 +241,3 @@ def test_a_state_that_is_not_of_the_cell_is_refused(tmp_path, damage):
         run_task(small_task(), ONE_SHOT, tmp_path)
     state.unlink()
     assert run_task(small_task(), ONE_SHOT, tmp_path)["finished"]
-
-
-def test_files_have_the_permissions_of_the_umask(tmp_path):
-    before = os.umask(0o027)
-    try:
-        run_task(small_task(), ONE_SHOT, tmp_path / "run")
-    finally:
-        os.umask(before)
-    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
-    assert {path.suffix for path in files} >= {".json", ".safetensors"}
-    assert {path.stat().st_mode & 0o777 for path in files} == {0o640}

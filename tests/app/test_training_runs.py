@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from mfac.app.runs.task_batches import TaskBatches, epochs
-from mfac.app.runs.training import OptimizerSettings, make_optimizer
+from mfac.app.runs.training import OptimizerSettings
 
 CPU = torch.device("cpu")
 
@@ -123,11 +123,3 @@ def test_batches_without_a_length_are_counted():
     for draw in (empty.count, lambda: next(epochs(empty, 0))):
         with pytest.raises(ValueError, match=r"train_batches\(\) .*returned no batches"):
             draw()
-
-
-def test_settings_reach_the_optimizers():
-    model, task = network(), small_task()
-    ours = make_optimizer(OptimizerSettings("mfac", lr=0.3, num_grads=7, damping=0.2, weight_decay=0.1), task, model)
-    assert (ours.damping, ours.param_groups[0]["weight_decay"]) == (0.2, 0.1)
-    model[0].weight.requires_grad_(False)
-    assert len(make_optimizer(OptimizerSettings("sgd"), task, model).param_groups[0]["params"]) == 5

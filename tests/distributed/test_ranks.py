@@ -34,17 +34,6 @@ def test_what_fails_on_one_rank_fails_on_all(group, kind, others):
     assert ranks.total(ranks.rank + 1) == 6
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.bool])
-@on_ranks(3)
-def test_values_of_the_first_rank(group, dtype):
-    ranks = ranks_of(group)
-    values = torch.arange(6).view(2, 3).add(ranks.rank).to(dtype)
-    ranks.from_first_(values.T)  # a view that is not contiguous
-    assert torch.equal(values, torch.arange(6).view(2, 3).to(dtype))
-    assert int(ranks.from_first_(torch.tensor(ranks.rank))) == 0
-    assert not len(ranks.from_first_(torch.empty(0)))
-
-
 @on_ranks(2)
 def test_the_argument_that_differs_is_named(group):
     ranks = ranks_of(group)

@@ -83,7 +83,7 @@ def test_first_order_and_leverages_equal_dense(build, shape, tmp_path, monkeypat
     assert oracle.error(mfac.leave_out(op, 3).to_dense(), oracle.inverse(F)[0]) < 1e-4
 
 
-@pytest.mark.parametrize("damping", [1e-8, 1e-5, 1e-2, 1e2])
+@pytest.mark.parametrize("damping", [1e-8, 1e-2])
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS.keys())
 def test_every_damping_gives_finite_influence_and_leverages_in_range(rows, damping):
     op = mfac.StaticInverseFisher(rows, damping)
