@@ -113,11 +113,13 @@ class PrimalBlocks:
         def apply(x: Float[Tensor, "blocks b"]) -> Float[Tensor, "blocks b"]:
             return torch.einsum("kij,kj->ki", F, x) + couple(x)
 
+        def precondition(r: Float[Tensor, "blocks b"]) -> Float[Tensor, "blocks b"]:
+            half = woodbury.half_solve(M, r)[..., None]  # unlike torch.cholesky_solve, this does not copy M
+            return torch.where(kept, torch.linalg.solve_triangular(M.mT, half, upper=True)[..., 0], 0.0)
+
         M = woodbury.kept_factor(F, ~kept)
         right = torch.where(kept, apply(gone), 0.0)
-        x = woodbury.conjugate_gradients(
-            lambda x: torch.where(kept, apply(x), 0.0), lambda r: torch.where(kept, woodbury.solve(M, r), 0.0), right
-        )
+        x = woodbury.conjugate_gradients(lambda x: torch.where(kept, apply(x), 0.0), precondition, right)
         delta = x - gone
         return delta.flatten(), (delta * apply(delta)).sum() / 2
 

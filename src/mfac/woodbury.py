@@ -45,7 +45,9 @@ def pack(L: Float[Tensor, "*blocks m m"], K: Float[Tensor, "*blocks m m"]) -> Fl
 def unpack(packed: Float[Tensor, "*blocks m m"], diagonal: Float[Tensor, "*blocks m"]) -> Float[Tensor, "*blocks m m"]:
     """K again, bit for bit: L Lᵀ − shift · I would have lost it to a large shift."""
     upper = packed.triu(1)
-    return upper + upper.transpose(-1, -2) + torch.diag_embed(diagonal)
+    K = upper + upper.transpose(-1, -2)
+    K.diagonal(dim1=-2, dim2=-1).copy_(diagonal)
+    return K
 
 
 def growth(Linv: Float[Tensor, "*blocks m m"], squares: Float[Tensor, "*blocks m"]) -> Float[Tensor, "*blocks"]:

@@ -12,7 +12,7 @@ from torch.nn.utils import prune as torch_prune
 
 import mfac
 from mfac.pruning import Pruner, PruningOptions
-from mfac.pruning.row_fisher import DAMPING, PRIOR, _sampled
+from mfac.pruning.row_fisher import COPIES, DAMPING, PRIOR, RowFisher, _sampled
 
 LOSS = mfac.criterion_loss(nn.CrossEntropyLoss())
 
@@ -110,8 +110,11 @@ def test_tokens_are_rows_of_their_own_and_damping_is_relative():
         assert torch.allclose(model.inner.weight[o], old + delta, atol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "memory"), [("linear", None), ("linear", "1kB"), ("convolution", None)])
-def test_a_kronecker_prior_joins_the_outputs_of_a_layer(name, memory, monkeypatch):
+PRIORS = [("linear", None), ("linear", "8kB"), ("linear", "1kB"), ("convolution", None)]
+
+
+@pytest.mark.parametrize(("name", "memory"), PRIORS)
+def test_a_kronecker_prior_joins_the_outputs_of_a_layer_that_fits_in_memory(name, memory, monkeypatch):
     monkeypatch.setattr("mfac.woodbury.TOLERANCE", 1e-12)
     model, batches = problem(name, 40)
     dense = copy.deepcopy(model)
@@ -122,7 +125,8 @@ def test_a_kronecker_prior_joins_the_outputs_of_a_layer(name, memory, monkeypatc
     (d,) = torch.autograd.grad(F.cross_entropy(dense[1:](hidden.clone()), y, reduction="sum"), hidden)
     d = d.flatten(2).movedim(1, -1).flatten(0, 1) if d.ndim > 2 else d
     a = x if name == "linear" else F.unfold(x, 3, padding=1, stride=2).movedim(1, -1).flatten(0, 1)
-    kron = torch.kron(d.T @ d / len(x), a.T @ a / len(a))
+    S = d.T @ d / len(x)
+    kron = torch.kron(S.diagonal().diag() if memory == "1kB" else S, a.T @ a / len(a))
     H = torch.block_diag(*(torch.einsum("noi,noj->oij", rows, rows) / len(rows)))
     full = PRIOR * kron + (1 - PRIOR) * H + 1e-3 * torch.eye(len(H)).double()
     theta = dense[0].weight.detach().flatten()
@@ -156,16 +160,33 @@ def test_conv1d_is_a_transposed_linear_layer(pattern):
         mfac.prune(hugging, LOSS, batches, None, pattern="2:5")
 
 
-@pytest.mark.parametrize("options", [{"update": "joint"}, {"update": "obs"}, {}], ids=str)
-def test_a_memory_limit_takes_more_passes_and_gives_the_same_masks(options):
+LIMITS = [({"update": "joint"}, (20_000, "1kB")), ({"update": "obs"}, (20_000, "1kB")), ({}, (80_000,))]
+
+
+@pytest.mark.parametrize(("options", "limits"), LIMITS, ids=str)
+def test_a_memory_limit_takes_more_passes_and_gives_the_same_masks(options, limits):
     results = []
-    for memory in (None, 20_000, "1kB"):
+    for memory in (None, *limits):
         model, batches = problem("convolution", 40)
         masks = mfac.prune(model, LOSS, batches, 0.6, memory=memory, recomputations=3, seed=1, **options).masks
         results.append((masks, state_of(model)))
     for masks, state in results[1:]:
         assert same(masks, results[0][0])
         assert all(torch.allclose(value, results[0][1][key]) for key, value in state.items())
+
+
+def test_a_layer_with_a_prior_that_does_not_fit_is_taken_in_groups(monkeypatch):
+    model, batches = problem("convolution", 40)
+    taken, measured = [], RowFisher._measured
+
+    def recorded(self, parts):
+        taken.append(sum(8 * COPIES * len(part.inside) * part.inside.shape[1] ** 2 for part in parts))
+        return measured(self, parts)
+
+    monkeypatch.setattr(RowFisher, "_measured", recorded)
+    mfac.prune(model, LOSS, batches, 0.6, memory=30_000, recomputations=1)
+    assert len(taken) == 2 * 6  # for the scores, and again for the removal
+    assert max(taken) <= 30_000
 
 
 def test_a_resumed_run_has_the_same_bits():

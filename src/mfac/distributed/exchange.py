@@ -63,21 +63,15 @@ class Exchange(NamedTuple):
         ours = replace(collection, first=ranks.rank, every=ranks.size, progress=progress)
         size, dim, most = ranks.size, shares[-1].stop, -(-collection.num_grads // ranks.size)
         piece = max(1, min(most, PIECE_BYTES // (dim * dtype.itemsize)))
-        with torch.inference_mode(False):
-            made = torch.empty(min(piece, ours.count), dim, dtype=dtype, device=collection.device)
-        chunks = ours.chunks(ours.stream(batches), piece=piece)
-        with evaluation(ours.model, ours.layout.tensors), closing(chunks):
+        pieces = ours.pieces(ours.stream(batches), piece, dtype, exact=True)
+        made = torch.empty(0, dim, dtype=dtype, device=collection.device)
+        with evaluation(ours.model, ours.layout.tensors), closing(pieces):
             for start in range(0, most, piece):
-                waiting, wanted = 0, max(0, min(piece, ours.count - start))
                 with ranks.together("collecting gradients"):
-                    while waiting < wanted:
-                        chunk = next(chunks)
-                        ours.fill(chunk, made[waiting : waiting + chunk.count])
-                        waiting += chunk.count
-                    ours.check()
+                    made = next(pieces) if start < ours.count else made[:0]
                 first, last = start * size, min((start + piece) * size, collection.num_grads)
                 mine = kept[first:last] if isinstance(kept, Tensor) else made.new_empty(last - first, kept.dim)
-                self._send(made[:waiting], mine, piece)
+                self._send(made, mine, piece)
                 if start == 0:
                     _warn_of_repeats(mine[:size])
                 if not isinstance(kept, Tensor):

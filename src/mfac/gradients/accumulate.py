@@ -42,9 +42,7 @@ def accumulate_fisher(
         from mfac.distributed.exchange import agreed_exchange
 
         return agreed_exchange(collection, batches, ranks, block_size).blocks(block_size, where)
-    blocks = new_blocks(collection.layout.sizes, block_size, where)
-    sum_blocks(collection, batches, blocks)
-    return blocks
+    return sum_blocks(collection, batches, block_size, where)
 
 
 def new_blocks(sizes: Sequence[int], block_size: int, device: torch.device) -> FisherBlocks:
@@ -62,21 +60,12 @@ def new_blocks(sizes: Sequence[int], block_size: int, device: torch.device) -> F
         return FisherBlocks(dim, block_size, sizes, device=device)
 
 
-def sum_blocks(collection: Collection, batches: Iterable[Batch], blocks: FisherBlocks) -> None:
-    """Adds all rows to the blocks, some at a time."""
+def sum_blocks(collection: Collection, batches: Iterable[Batch], block_size: int, device: torch.device) -> FisherBlocks:
+    """The blocks of all rows, which are added some at a time."""
     layout = collection.layout
-    count = max(1, min(ROWS_AT_ONCE, STAGING_BYTES // max(1, blocks.dim * layout.dtype.itemsize)))
-    waiting = 0
-    with evaluation(collection.model, collection.layout.tensors):
-        staging = torch.empty(count, blocks.dim, dtype=layout.dtype, device=layout.device)
-        for chunk in collection.chunks(collection.stream(batches)):
-            if waiting + chunk.count > len(staging):
-                collection.check()
-                blocks.add(staging[:waiting])
-                waiting = 0
-            if chunk.count > len(staging):
-                staging = staging.new_empty(chunk.count, blocks.dim)
-            collection.fill(chunk, staging[waiting : waiting + chunk.count])
-            waiting += chunk.count
-        collection.check()
-        blocks.add(staging[:waiting])
+    blocks = new_blocks(layout.sizes, block_size, device)
+    count = max(1, min(ROWS_AT_ONCE, STAGING_BYTES // max(1, layout.dim * layout.dtype.itemsize)))
+    with evaluation(collection.model, layout.tensors):
+        for rows in collection.pieces(collection.stream(batches), count):
+            blocks.add(rows)
+    return blocks

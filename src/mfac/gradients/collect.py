@@ -3,7 +3,7 @@
 import math
 import os
 import sys
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,29 +32,14 @@ UNCHECKED_CHUNKS = 8  # are filled before one looks whether they are finite, whi
 
 
 def collect_gradients(
-    model: nn.Module,
-    loss_fn: LossFn,
-    batches: Iterable[Batch],
-    num_grads: int,
-    *,
-    params: Params = None,
-    per_sample: bool = False,
-    fisher: Fisher = "empirical",
-    masks: Masks = None,
-    out: str | os.PathLike[str] | None = None,
-    window: torch.dtype | None = None,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
-    cycle: bool = False,
-    progress: bool | None = None,
-    sample_fn: SampleFn | None = None,
-    output_fn: OutputFn | None = None,
-    method: Method = "auto",
-    chunk_size: int | None = None,
-    seed: int = 0,
-    block_size: int | None = None,
+    model: nn.Module, loss_fn: LossFn, batches: Iterable[Batch], num_grads: int, *, params: Params = None,
+    per_sample: bool = False, fisher: Fisher = "empirical", masks: Masks = None,
+    out: str | os.PathLike[str] | None = None, window: torch.dtype | None = None, dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None, cycle: bool = False, progress: bool | None = None,
+    sample_fn: SampleFn | None = None, output_fn: OutputFn | None = None, method: Method = "auto",
+    chunk_size: int | None = None, seed: int = 0, block_size: int | None = None,
     process_group: dist.ProcessGroup | None = None,
-) -> Float[Tensor, "m d"] | GradientFile:
+) -> Float[Tensor, "m d"] | GradientFile:  # fmt: skip
     """The rows of G: the gradients of `num_grads` batches or samples, taken in eval mode.
 
     The model is left as it was found (training flags, `.grad`, buffers), and so is the random state.
@@ -117,8 +102,15 @@ def collect_gradients(
         from mfac.gradients.to_file import collect_to_file
 
         return collect_to_file(collection, batches, out, row_dtype)
-    grads = new_rows(num_grads, collection.layout.dim, row_dtype, where)
-    with evaluation(model, layout.tensors):
+    return collect_rows(collection, batches, row_dtype, where)
+
+
+def collect_rows(
+    collection: "Collection", batches: Iterable[Batch], dtype: torch.dtype, device: torch.device
+) -> Float[Tensor, "m d"]:
+    """All rows, in memory."""
+    grads = new_rows(collection.num_grads, collection.layout.dim, dtype, device)
+    with evaluation(collection.model, collection.layout.tensors):
         for chunk in collection.chunks(collection.stream(batches)):
             collection.fill(chunk, grads[chunk.row : chunk.row + chunk.count], zeroed=True)
         collection.check()
@@ -182,16 +174,16 @@ class Collection:
         if type(self.loss_fn).__module__ == "torch.nn.modules.loss":
             ready = f"mfac.criterion_loss({type(self.loss_fn).__name__}()) for batches (inputs, targets)"
             raise ValueError(f"loss_fn is called as loss_fn(model, batch), unlike the losses of torch.nn; pass {ready}")
-        self._loss, self._draw, self.device = self.loss_fn, None, self.layout.device
+        self.loss, self._draw, self.device = self.loss_fn, None, self.layout.device
         self._unchecked: list[tuple[Chunk, Tensor, Tensor, Tensor]] = []
         if self.fisher == "sampled":
-            self._loss, self._draw = sampled_loss(self.loss_fn, self.sample_fn, self.output_fn)
+            self.loss, self._draw = sampled_loss(self.loss_fn, self.sample_fn, self.output_fn)
         elif self.sample_fn is not None or (self.output_fn is not None and self.fisher == "empirical"):
             needs = 'sample_fn needs fisher="sampled", output_fn that or "gauss-newton"'
             raise ValueError(f"{needs}, and fisher is {self.fisher!r}; pass it or drop them")
         elif self.fisher == "gauss-newton":
-            self._loss = GaussNewtonLoss(self.loss_fn, self.output_fn)
-            self._draw = self._loss.draw
+            self.loss = GaussNewtonLoss(self.loss_fn, self.output_fn)
+            self._draw = self.loss.draw
 
     @cached_property
     def mapped(self) -> MappedGradients:
@@ -236,9 +228,39 @@ class Collection:
         asked = f"num_grads={self.num_grads} rows were asked for{share} and batches gave only {found}"
         raise ValueError(f"{asked}; pass more data, a smaller num_grads, or cycle=True")
 
+    def pieces(
+        self, stream: Iterable[Batch], most: int = 1, dtype: torch.dtype | None = None, exact: bool = False
+    ) -> Generator[Float[Tensor, "n d"], None, None]:
+        """All rows, checked, up to `most` at a time, or a chunk if that is longer; in memory that is used again.
+
+        If `exact`, all pieces but the last have `most` rows.
+        """
+        with torch.inference_mode(False):
+            rows = torch.empty(most, self.layout.dim, dtype=dtype or self.layout.dtype, device=self.device)
+        filled = 0
+        for chunk in self.chunks(stream, piece=most if exact else sys.maxsize):
+            if filled and filled + chunk.count > len(rows):
+                self.check()
+                yield rows[:filled]
+                filled = 0
+            if chunk.count > len(rows):
+                rows = rows.new_empty(chunk.count, rows.shape[1])
+            self.fill(chunk, rows[filled : filled + chunk.count])
+            filled += chunk.count
+        self.check()
+        yield rows[:filled]
+
+    def drawn(self, batch: Batch, seeds: Sequence[int]) -> Batch:
+        """What `loss` takes: the batch with labels or signs, those of each row from a seed of its own."""
+        if self._draw is None:
+            return batch
+        set_seed(seeds[0], self.device)
+        with torch.no_grad():
+            return self._draw(self.model, batch, Noise(seeds))
+
     def fill(self, chunk: Chunk, out: Float[Tensor, "c d"], zeroed: bool = False) -> None:
         """Writes the rows of a chunk into `out`, which may hold zeros already, for `check` to look at."""
-        batch = chunk.batch if self._draw is None else self._drawn(chunk)
+        batch = self.drawn(chunk.batch, [self._seed(chunk.row + position) + 1 for position in range(chunk.count)])
         filled, refused = None, None
         if self.per_sample:
             set_seed(self._seed(chunk.row), self.device)
@@ -281,20 +303,13 @@ class Collection:
         return values, total + values.sum().to(total.device)
 
     def _scalar_loss(self, model: nn.Module, batch: Batch) -> Float[Tensor, ""]:
-        loss: Any = self._loss(model, batch)
+        loss: Any = self.loss(model, batch)
         if isinstance(loss, Tensor) and loss.ndim == 0:
             return loss  # a view would be one more step in the backward pass
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ValueError(f"loss_fn(model, batch) must return a scalar tensor, it returned {found}; reduce it")
         return loss.reshape(())
-
-    def _drawn(self, chunk: Chunk) -> Batch:
-        assert self._draw is not None
-        noise = Noise([self._seed(chunk.row + position) + 1 for position in range(chunk.count)])
-        set_seed(noise.seeds[0], self.device)
-        with torch.no_grad():
-            return self._draw(self.model, chunk.batch, noise)
 
     def _seed(self, row: int) -> int:
         """For what the loss draws; the next number is for labels."""

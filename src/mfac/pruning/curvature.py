@@ -1,22 +1,23 @@
 """The damped Fisher matrix as pruning needs it: the cost of removing weights, and the update of the kept ones."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple, Protocol
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
-from mfac.pages import WIDE_PIECE, Reduce
+from mfac.inverse_fisher import Ranks
+from mfac.pages import WIDE_PIECE
+from mfac.primal import Couple, PrimalBlocks
 from mfac.pruning.greedy import greedy_costs
-from mfac.pruning.row_fisher import RowBlocks
 from mfac.static import BlockOptions, Blocks, build_blocks
 from mfac.woodbury import scores, single_sums
 
-AnyBlocks = Blocks | RowBlocks
-Columns = slice | Int[Tensor, " n"]
+ALONE = Ranks()
 
 
 class Curvature(Protocol):
@@ -36,99 +37,140 @@ class Curvature(Protocol):
     ) -> tuple[Float[Tensor, " d"], float | None]: ...
 
 
+class PlacedBlocks(NamedTuple):
+    """Blocks, and the places of their weights among all d; d itself is the place of what is no weight.
+
+    Where there is no weight, F is λ and θ zero, so nothing moves because of it. `couple` is what the blocks have to do
+    with one another, if anything.
+    """
+
+    blocks: Blocks
+    places: slice | Int[Tensor, " n"]
+    couple: Couple | None = None
+
+    def joint_removal(
+        self, theta: Float[Tensor, " n"], removed: Bool[Tensor, " n"]
+    ) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]:
+        if self.couple is not None and isinstance(self.blocks, PrimalBlocks):
+            return self.blocks.coupled_removal(theta, removed, self.couple)
+        return self.blocks.joint_removal(theta, removed)
+
+
 class FisherCurvature:
     """Blocks of the damped F, or all of it, in groups: `groups()` gives them one after the other, some anew each time.
 
-    `columns` of each are the weights of its vectors. With several ranks, the costs are those of this rank's blocks.
+    With several `ranks`, each has a share of the weights: its own blocks, if they are `divided`, or its columns of one
+    matrix, which sums over the ranks itself. Vectors are over all weights, with the same bits on every rank.
     """
 
-    def __init__(self, groups: Callable[[], Iterable[Sequence[AnyBlocks]]], damping: float, num_grads: int):
+    def __init__(
+        self, groups: Callable[[], Iterable[Sequence[PlacedBlocks]]], damping: float, num_grads: int,
+        ranks: Ranks = ALONE, divided: bool = True,
+    ):  # fmt: skip
         self.groups, self.damping, self.num_grads = groups, damping, num_grads
+        self._ranks, self._divided = ranks, divided
 
     @classmethod
     def of_rows(
         cls, grads: Tensor | GradientFile | FisherBlocks, damping: float, block_size: int | None,
-        sizes: Sequence[int], device: torch.device, reduce: Reduce | None = None,
+        sizes: Sequence[int], device: torch.device, ranks: Ranks = ALONE, start: int = 0,
     ) -> "FisherCurvature":  # fmt: skip
         """F = λI + GᵀG/m from rows in memory, on disk, or summed into blocks.
 
-        `sizes` are the kept weights of each tensor; no block straddles two of them. `reduce` sums over the ranks that
-        share the full matrix; other blocks lie on one rank each.
+        `sizes` are the kept weights of each tensor; no block straddles two of them. With several ranks, `start` is the
+        first column of this rank's share.
         """
-        options = BlockOptions(block_size, None if block_size is None else sizes, device=device)
+        divided = block_size is not None
+        options = BlockOptions(block_size, sizes if divided else None, device=device)
         if isinstance(grads, FisherBlocks):
             options = BlockOptions(device=device)
         options.check(grads, damping)
-        blocks = build_blocks(grads, damping, options, reduce if block_size is None else None)
-        return cls(lambda: [blocks], damping, int(grads.shape[0]))
-
-    def blocks(self) -> Iterator[tuple[AnyBlocks, Columns]]:
-        """All blocks, each with the places of its weights."""
-        for group in self.groups():
-            yield from ((blocks, getattr(blocks, "columns", blocks.run.columns)) for blocks in group)
+        blocks = build_blocks(grads, damping, options, None if divided or ranks.size == 1 else ranks.sum_)
+        placed = [PlacedBlocks(b, slice(start + b.run.start, start + b.run.stop)) for b in blocks]
+        return cls(lambda: [placed], damping, int(grads.shape[0]), ranks, divided)
 
     def scores(self, theta: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
-        out = torch.empty_like(theta)
-        for blocks, columns in self.blocks():
-            out[columns] = scores(theta[columns], blocks.diagonal())
-        return out
+        theta, out = _padded(theta), theta.new_zeros(len(theta) + 1)
+        with self._ranks.together("scoring"):  # diagonals need no other rank, those of the full matrix neither
+            for part in self._parts():
+                out[part.places] = scores(theta[part.places], part.blocks.diagonal())
+        return self._ranks.sum_(out)[:-1]
 
     def remove(
         self, theta: Float[Tensor, " d"], removed: Bool[Tensor, " d"], update: str
     ) -> tuple[Float[Tensor, " d"], float]:
         """The change by the update "none", "obs" or "joint", and ½ δᵀFδ of it."""
-        delta, costs = torch.where(removed, -theta, 0.0), [0.0]
-        for blocks, columns in self.blocks():
-            here, gone = theta[columns], removed[columns]
-            if update == "joint":
-                delta[columns], cost = blocks.joint_removal(here, gone)
-            else:
-                if update == "obs":
-                    moved = blocks.apply(single_sums(here, gone, blocks.diagonal()))
-                    delta[columns] = torch.where(gone, -here, -moved)
-                cost = blocks.cost(delta[columns])
-            costs.append(float(cost))
-        return delta, sum(costs)
+        theta, removed, delta = _padded(theta), _padded(removed), theta.new_zeros(len(theta) + 1)
+        cost = theta.new_zeros(())
+        with self._alone("removing weights"):
+            for part in self._parts():
+                here, gone, blocks = theta[part.places], removed[part.places], part.blocks
+                if update == "joint":
+                    moved, added = part.joint_removal(here, gone)
+                else:
+                    moved = torch.where(gone, -here, 0.0)
+                    if update == "obs":
+                        others = blocks.apply(single_sums(here, gone, blocks.diagonal()))
+                        moved = torch.where(gone, -here, -others)
+                    added = blocks.cost(moved)
+                delta[part.places] = moved
+                cost += added
+        return self._ranks.sum_(delta)[:-1], float(self._ranks.sum_(cost) if self._divided else cost)
 
     def group_costs(self, theta: Float[Tensor, " d"], ids: Int[Tensor, " d"], count: int) -> Float[Tensor, " count"]:
         """½ θ_Qᵀ([F⁻¹]_QQ)⁻¹θ_Q of each of `count` groups, `ids` being each weight's group."""
-        out = torch.zeros(count, dtype=torch.float64, device=theta.device)
-        for blocks, columns in self.blocks():
-            out += blocks.group_costs(theta[columns], ids[columns], count)
-        return out
+        theta, ids, out = _padded(theta), _padded(ids, count), theta.new_zeros(count + 1)
+        with self._alone("the costs of slices"):  # of the full matrix each slice must be on one rank
+            for part in self._parts():
+                out += part.blocks.group_costs(theta[part.places], ids[part.places], count + 1)
+        return self._ranks.sum_(out)[:-1]
 
     def greedy_scores(self, theta: Float[Tensor, " d"], count: int) -> Float[Tensor, " d"]:
         """The cost of each weight when the exact greedy order reaches it; infinite beyond the `count` cheapest."""
-        found, cheapest, threshold = torch.empty_like(theta), theta[:0], torch.inf
-        for blocks, columns in self.blocks():
-            run = blocks.run
-            if run.length * min(run.length, self.num_grads) > WIDE_PIECE:
-                raise ValueError('order="greedy" works on dense blocks; give a block_size, some hundreds at most')
-            spread = blocks.spread if isinstance(blocks, RowBlocks) else torch.clone
-            there = spread(torch.ones_like(theta[columns], dtype=torch.bool)).unflatten(0, (run.count, run.length))
-            weights = spread(theta[columns]).view_as(there)
-            costs = torch.empty_like(weights)
-            for some, inverse in blocks.inverses():
-                costs[some] = greedy_costs(inverse, weights[some], threshold, ~there[some])
-                cheapest = torch.cat((cheapest, costs[some][there[some]])).sort().values[:count]
-                if len(cheapest) == count:  # later blocks need not go beyond it
-                    threshold = float(cheapest[-1])
-            found[columns] = costs[there]
-        return found
+        d, theta, out = len(theta), _padded(theta), theta.new_zeros(len(theta) + 1)
+        cheapest, threshold, everywhere = theta[:0], torch.inf, torch.arange(d + 1, device=theta.device)
+        with self._ranks.together("the greedy order"):
+            for part in self._parts():
+                run = part.blocks.run
+                if run.length * min(run.length, self.num_grads) > WIDE_PIECE:
+                    raise ValueError('order="greedy" works on dense blocks; give a block_size, some hundreds at most')
+                places = everywhere[part.places].view(run.count, run.length)
+                for some, inverse in part.blocks.inverses():
+                    absent = places[some] == d
+                    costs = greedy_costs(inverse, theta[places[some]], threshold, absent)
+                    cheapest = torch.cat((cheapest, costs[~absent])).sort().values[:count]
+                    if len(cheapest) == count:  # later blocks need not go beyond it
+                        threshold = float(cheapest[-1])
+                    out[places[some]] = costs
+        return self._ranks.sum_(out)[:-1]
 
     def group_inverses(self, positions: Int[Tensor, "groups size"]) -> Float[Tensor, "groups size size"]:
         """[F⁻¹]_QQ of every group Q; zero between blocks, and where a weight is absent (at position −1)."""
-        size = positions.shape[1]
-        a, b = torch.triu_indices(size, size, device=positions.device)
+        size, d, device = positions.shape[1], int(positions.max()) + 1, positions.device
+        a, b = torch.triu_indices(size, size, device=device)
         group, pair = ((positions[:, a] >= 0) & (positions[:, b] >= 0)).nonzero(as_tuple=True)
         i, j = a[pair], b[pair]
-        inverse = torch.zeros(len(positions), size, size, dtype=torch.float64, device=positions.device)
-        for blocks, columns in self.blocks():
-            place = torch.full((int(positions.max()) + 2,), -1, device=positions.device)  # the last is for −1
-            place[:-1][columns] = torch.arange(len(place[:-1][columns]), device=positions.device)
-            left, right = place[positions[group, i]], place[positions[group, j]]
-            inside = (left >= 0) & (right >= 0)
-            values = blocks.elements(left[inside], right[inside])
-            at = group[inside], i[inside], j[inside]
-            inverse[at] = inverse[at[0], at[2], at[1]] = values
-        return inverse
+        inverse = torch.zeros(len(positions), size, size, dtype=torch.float64, device=device)
+        with self._alone("the order inside groups"):  # the full matrix is divided so that no group is
+            for part in self._parts():
+                inner = torch.full((d + 1,), -1, device=device)
+                inner[part.places] = torch.arange(len(inner[part.places]), device=device)
+                left, right = inner[positions[group, i]], inner[positions[group, j]]
+                inside = (left >= 0) & (right >= 0)
+                values = part.blocks.elements(left[inside], right[inside])
+                at = group[inside], i[inside], j[inside]
+                inverse[at] = inverse[at[0], at[2], at[1]] = values
+        return self._ranks.sum_(inverse)
+
+    def _parts(self) -> Iterator[PlacedBlocks]:
+        for group in self.groups():
+            yield from group
+
+    def _alone(self, what: str) -> AbstractContextManager[None]:
+        """For work on this rank's own blocks, which fails on all ranks or none; the full matrix sums inside."""
+        return self._ranks.together(what) if self._divided else nullcontext()
+
+
+def _padded(x: Shaped[Tensor, " d"], fill: float = 0) -> Shaped[Tensor, " d+1"]:
+    """With one more entry, for places without a weight."""
+    return torch.cat((x, x.new_full((1,), fill)))

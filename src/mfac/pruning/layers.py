@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -15,12 +17,18 @@ POSITIONS = 16  # of a sample are enough for the second moment of a convolution'
 OTHER_BLOCK = 128  # weights side by side, where it is not known which of them belong to one output
 
 
-class LayerCall(NamedTuple):
+@dataclass
+class LayerCall:
     """A call of a layer: its input, and the gradient of its output once the backward pass has come by."""
 
     module: nn.Module
     x: Tensor
     dy: list[Tensor]
+
+    @cached_property
+    def unfolded(self) -> Float[Tensor, "n inputs positions"]:
+        assert isinstance(self.module, nn.Conv1d | nn.Conv2d)
+        return _unfolded(self.module, self.x)
 
     @property
     def has_positions(self) -> bool:
@@ -33,14 +41,14 @@ class LayerCall(NamedTuple):
 
     def gradient(self) -> Float[Tensor, "outputs inputs"]:
         if not self.has_positions:
-            return self.samples().sum(2)
+            return self.samples().sum(0)
         x, dy = self.positions()
         return dy.T @ x
 
     def moments(self) -> tuple[Float[Tensor, "outputs outputs"], Float[Tensor, "inputs inputs"], int]:
         """Σ δδᵀ and Σ aaᵀ over positions, of which the second has fewer: its count."""
         if isinstance(self.module, nn.Conv1d | nn.Conv2d):
-            x = _unfolded(self.module, self.x)
+            x = self.unfolded
             dy = self.dy[0].to(x.dtype).flatten(2).movedim(1, -1).flatten(0, 1)
             x = x[:, :, :: -(-x.shape[2] // POSITIONS)].movedim(1, -1).flatten(0, 1)
         else:
@@ -48,16 +56,16 @@ class LayerCall(NamedTuple):
             x = x[dy.any(1)]  # not of padding
         return dy.T @ dy, x.T @ x, len(x)
 
-    def samples(self) -> Float[Tensor, "outputs inputs rows"]:
+    def samples(self) -> Float[Tensor, "rows outputs inputs"]:
         """The gradient of the weight for each sample."""
         if not isinstance(self.module, nn.Conv1d | nn.Conv2d):
             x, dy = self.positions()
             x, dy = x.unflatten(0, (len(self.x), -1)), dy.unflatten(0, (len(self.x), -1))
-            return torch.einsum("nto,nti->oin", dy, x)
+            return torch.einsum("nto,nti->noi", dy, x)
         groups = self.module.groups
-        x = _unfolded(self.module, self.x).unflatten(1, (groups, -1))
+        x = self.unfolded.unflatten(1, (groups, -1))
         dy = self.dy[0].to(x.dtype).flatten(2).unflatten(1, (groups, -1))
-        return torch.einsum("ngot,ngit->goin", dy, x).flatten(0, 1)
+        return (dy @ x.mT).flatten(1, 2)
 
 
 class Weight(NamedTuple):

@@ -16,38 +16,17 @@ from mfac.pruning.weights import Names
 
 
 def prune(
-    model: nn.Module,
-    loss_fn: LossFn,
-    batches: Iterable[Batch],
-    sparsity: float | Mapping[str, float] | None,
-    *,
-    num_grads: int | None = None,
-    block_size: int | str | None = "row",
-    damping: float | str = "auto",
-    recomputations: int = 16,
-    update: str = "auto",
-    prior: str | None = None,
-    scope: Scope = "global",
-    pattern: str | None = None,
-    targets: Names = None,
-    ignore: Names = None,
-    masks: Masks = None,
-    method: str = "mfac",
-    order: str = "scores",
-    floor: float = 1,
-    per_sample: bool = False,
-    fisher: str = "auto",
-    output_fn: OutputFn | None = None,
-    recalibrate: bool | str | Iterable[Batch] = "auto",
-    bn_batches: Iterable[Batch] | None = None,
-    loss_batches: int = 4,
-    rows_dir: str | os.PathLike[str] | None = None,
-    memory: int | str | None = None,
-    seed: int | None = None,
-    progress: bool | None = None,
-    on_step: Callable[[PruningResult], None] | None = None,
+    model: nn.Module, loss_fn: LossFn, batches: Iterable[Batch], sparsity: float | Mapping[str, float] | None, *,
+    num_grads: int | None = None, block_size: int | str | None = "row", damping: float | str = "auto",
+    recomputations: int = 16, update: str = "auto", prior: str | None = None, scope: Scope = "global",
+    pattern: str | None = None, targets: Names = None, ignore: Names = None, masks: Masks = None, method: str = "mfac",
+    order: str = "scores", floor: float = 1, per_sample: bool = False, fisher: str = "auto",
+    output_fn: OutputFn | None = None, recalibrate: bool | str | Iterable[Batch] = "auto",
+    bn_batches: Iterable[Batch] | None = None, loss_batches: int = 4,
+    rows_dir: str | os.PathLike[str] | None = None, memory: int | str | None = None, seed: int | None = None,
+    progress: bool | None = None, on_step: Callable[[PruningResult], None] | None = None,
     process_group: dist.ProcessGroup | None = None,
-) -> PruningResult:
+) -> PruningResult:  # fmt: skip
     """Removes weights in place until `round(sparsity * count)` of them are exactly zero; the remaining ones compensate.
 
     Each of `recomputations` steps collects new gradients, removes the weights with the smallest θ_i²/(2[F⁻¹]_ii), and
@@ -90,8 +69,8 @@ def prune(
         bn_batches: batches on which batch-norm statistics are re-estimated after each step; None: they stay.
         loss_batches: how many batches the reported loss is taken over.
         rows_dir: a folder for the gradients where they do not fit in memory.
-        memory: for the matrices of a step, by output: "4GB", or bytes; more passes over the batches of a step, the same
-            masks. None: half of what is available.
+        memory: for the matrices of a step, by output: "4GB", or bytes; more passes over the batches of a step. A prior
+            joins the outputs of the layers that fit as a whole. None: half of what is available.
         seed: of shuffling batches and of drawn labels; None: the present random state.
         progress: a progress bar for the gradients: True, False, or None: on a terminal.
         on_step: called with the result so far after each complete step; on every rank.

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
-from torch import Tensor, nn
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
 
 from mfac import products
 from mfac.dual import DualBlocks
@@ -16,9 +17,11 @@ from mfac.gradients.collect import Collection
 from mfac.gradients.model_state import evaluation, set_seed
 from mfac.inverse_fisher import Ranks
 from mfac.layout import ParameterLayout
-from mfac.pages import WIDE_PIECE, BlockRun, Pages
-from mfac.primal import Couple, PrimalBlocks
+from mfac.pages import BLOCK_PIECE, BlockRun, Pages
+from mfac.primal import PrimalBlocks
+from mfac.pruning.curvature import PlacedBlocks
 from mfac.pruning.layers import LayerCall, Weight, uses_of
+from mfac.pruning.weights import MaskedWeights
 
 DAMPING = 1e-2  # of the mean diagonal of a weight
 PRIOR = 0.5  # of F is the Kronecker prior, if there is one
@@ -26,150 +29,115 @@ LARGEST = 1 << 29  # bytes of a layer's blocks that a prior joins
 TOKENS = 32  # for each weight of a block are enough: those with the largest gradients, mostly
 TOLERANCE = 0.05  # of a weight's gradient: layers that use their weights otherwise than they should are far beyond it
 COPIES = 3  # of a block in float64: its sum, its factor, and one in the making
+ROWS_AT_ONCE = 256  # are multiplied together, if blocks are not smaller
 
-Pick = Callable[[slice, Tensor | None], Float[Tensor, "outputs kept rows"]]
+Pick = Callable[["Part", slice], Float[Tensor, "rows outputs kept"]]
 Calls = dict[str, list[LayerCall]]
-Row = tuple[Callable[[nn.Module, Batch], Tensor], Callable[[nn.Module, Batch, int], Batch]]
-
-
-class RowBlocks:
-    """Blocks over the weights `columns`; vectors are over these, in their order.
-
-    Inside, the blocks are adjacent and of one length: a place of which `present` is False has no weight, and F is λ
-    there. θ is zero in such a place, so nothing moves because of it.
-    """
-
-    def __init__(
-        self, inner: PrimalBlocks | DualBlocks, columns: Int[Tensor, " n"], present: Bool[Tensor, "blocks length"],
-        couple: Couple | None = None,
-    ):  # fmt: skip
-        self.inner, self.columns, self.couple = inner, columns, couple
-        self.run = inner.run
-        self.present: Bool[Tensor, " places"] = present.flatten()
-
-    def diagonal(self) -> Float[Tensor, " n"]:
-        return self.inner.diagonal()[self.present]
-
-    def apply(self, x: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        return self.inner.apply(self.spread(x))[self.present]
-
-    def joint_removal(
-        self, theta: Float[Tensor, " n"], removed: Bool[Tensor, " n"]
-    ) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]:
-        both = self.spread(theta), self.spread(removed)
-        if self.couple is not None and isinstance(self.inner, PrimalBlocks):
-            delta, cost = self.inner.coupled_removal(*both, self.couple)
-        else:
-            delta, cost = self.inner.joint_removal(*both)
-        return delta[self.present], cost
-
-    def cost(self, delta: Float[Tensor, " n"]) -> Float[Tensor, ""]:
-        return self.inner.cost(self.spread(delta))
-
-    def elements(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
-        places = self.present.nonzero()[:, 0]
-        return self.inner.elements(places[rows], places[columns])
-
-    def group_costs(self, theta: Float[Tensor, " n"], ids: Int[Tensor, " n"], count: int) -> Float[Tensor, " count"]:
-        return self.inner.group_costs(self.spread(theta), self.spread(ids, count), count + 1)[:-1]
-
-    def inverses(self) -> Iterator[tuple[slice, Float[Tensor, "blocks b b"]]]:
-        return self.inner.inverses()
-
-    def spread(self, x: Shaped[Tensor, " n"], fill: float = 0) -> Shaped[Tensor, " places"]:
-        """The vector with `fill` in the places that have no weight."""
-        out = x.new_full((len(self.present),), fill)
-        out[self.present] = x
-        return out
 
 
 class Prior:
-    """K-FAC's S ⊗ A, from the output gradients and the inputs of a layer: a share of F that also joins outputs."""
+    """K-FAC's S ⊗ A, from the output gradients and the inputs of a layer: a share of F that also joins outputs.
+
+    A has one more row and column, of zeros, for places without a weight.
+    """
 
     def __init__(self, shape: torch.Size, device: torch.device):
-        self.S, self.A = (torch.zeros(n, n, dtype=torch.float64, device=device) for n in shape)  # outputs, inputs
+        outputs, inputs = shape
+        self.S = torch.zeros(outputs, outputs, dtype=torch.float64, device=device)
+        self.A = torch.zeros(inputs + 1, inputs + 1, dtype=torch.float64, device=device)
         self.positions = torch.zeros((), dtype=torch.float64, device=device)
 
     def add(self, calls: Sequence[LayerCall], root: float) -> None:
         for call in calls:
             S, A, count = call.moments()
             self.S += S * root**2
-            self.A += A
+            self.A[:-1, :-1] += A
             self.positions += count
 
     def finish(self, divisor: float, ranks: Ranks) -> None:
-        self.S = ranks.sum_(self.S) / divisor
+        """The share of F: S takes the factors."""
+        self.S = ranks.sum_(self.S) * (PRIOR / divisor)
         self.A = ranks.sum_(self.A) / ranks.sum_(self.positions).clamp_min(1)
+        self._others = self.S - self.S.diagonal().diag()
 
-    def mix_(self, F: Float[Tensor, "outputs kept kept"], part: "Part") -> None:
-        """(1 − α) F + α S_oo A for each output."""
-        for o, (inside, present) in enumerate(zip(part.inside, part.present, strict=True)):
-            A = self.A[inside[:, None], inside] * (present[:, None] & present)
-            F[o].mul_(1 - PRIOR).add_(A, alpha=PRIOR * float(self.S[o, o]))
+    def mix_(self, K: Float[Tensor, "outputs kept kept"], part: "Part") -> None:
+        """(1 − α) K + α S_oo A for each output."""
+        K.mul_(1 - PRIOR)
+        own = self.S.diagonal()[part.outputs]
+        for some in part.slices():
+            inside = part.inside[some]
+            K[some] += self.A[inside[:, :, None], inside[:, None, :]] * own[some, None, None]
 
     def couple(self, part: "Part", x: Float[Tensor, "outputs kept"]) -> Float[Tensor, "outputs kept"]:
         """α S_oo' A x_o', summed over the other outputs o'."""
-        X = x.new_zeros(len(x), len(self.A)).scatter_(1, part.inside, x * part.present)
-        Y = (self.S - self.S.diagonal().diag()) @ X @ self.A * PRIOR
-        return Y.gather(1, part.inside) * part.present
+        X = x.new_zeros(len(x), len(self.A)).scatter_(1, part.inside, x)
+        return (self._others @ X @ self.A).gather(1, part.inside)
 
 
 class Part:
     """Some outputs of a weight, whose matrices are held at once.
 
-    `index` has the place of each weight among all kept ones, a row for each output, and −1 for removed ones.
+    `index` has the place of each weight among all `d` kept ones, a row for each output, and d for removed ones.
+    `inside` are the inputs of the kept weights, one more than there are for places without a weight.
     """
 
-    def __init__(self, weight: Weight, index: Int[Tensor, "outputs inputs"], outputs: slice, kept: int):
-        self.weight, self.outputs = weight, outputs
+    def __init__(self, weight: Weight, index: Int[Tensor, "outputs inputs"], d: int, outputs: slice, joined: bool):
+        self.weight, self.outputs, self.joined = weight, outputs, joined
+        kept = int((index < d).sum(1).max())
         index = index[outputs]
-        self.inside = (index < 0).to(torch.uint8).argsort(dim=1, stable=True)[:, :kept]
-        places = index.gather(1, self.inside)
-        self.present: Bool[Tensor, "outputs kept"] = places >= 0
-        self.columns: Int[Tensor, " n"] = places[self.present]
-        self.whole = bool(self.present.all()) and kept == index.shape[1]
+        order = (index == d).to(torch.uint8).argsort(dim=1, stable=True)[:, :kept]
+        places = index.gather(1, order)
+        self.places: Int[Tensor, " n"] = places.flatten()
+        self.inside = torch.where(places < d, order, index.shape[1])
+        self.whole = kept == index.shape[1] and bool((places < d).all())
         self._sums: Tensor | None = None
-        self._rows: Tensor | None = None
-        self._filled = 0
+        self._rows, self._filled, self._summed = torch.empty(0), 0, True
+
+    def slices(self) -> Iterator[slice]:
+        """Outputs whose blocks stay in cache."""
+        count, kept = self.inside.shape
+        step = max(1, BLOCK_PIECE // kept**2)
+        return (slice(first, min(first + step, count)) for first in range(0, count, step))
 
     def start(self, rows: float, dtype: torch.dtype, device: torch.device) -> None:
-        """Begins with nothing; `rows` will come."""
+        """Begins with nothing; `rows` will come, which are kept if they are fewer than the weights of a block."""
         count, kept = self.inside.shape
-        self._filled = 0
-        if rows < kept:
-            self._rows = torch.zeros(int(rows), count, kept, dtype=dtype, device=device)
-        else:
-            self._sums = torch.zeros(count, kept, kept, dtype=torch.float64, device=device)
+        at_once = int(rows) if rows < kept else min(ROWS_AT_ONCE, kept)
+        self._rows, self._filled = torch.empty(at_once, count, kept, dtype=dtype, device=device), 0
+        self._sums, self._summed = None, rows >= kept
 
     def add(self, pick: Pick, rows: int) -> None:
-        """Adds `rows` rows; pick(outputs, inside) gives them over the inputs `inside` of some outputs (None: all)."""
-        count, kept = self.inside.shape
-        step = max(1, WIDE_PIECE // (rows * kept))
-        for first in range(0, count, step):
-            some = slice(first, min(first + step, count))
-            outputs = slice(self.outputs.start + some.start, self.outputs.start + some.stop)
-            X = pick(outputs, None) if self.whole else pick(outputs, self.inside[some]) * self.present[some, :, None]
-            if self._sums is not None:
-                self._sums[some] += products.gram(X, X.dtype)
-            elif self._rows is not None:
-                self._rows[self._filled : self._filled + rows, some] = X.permute(2, 0, 1).to(self._rows.dtype)
-        self._filled += rows
+        """Adds `rows` rows, of which pick(self, some) gives some, over the kept weights."""
+        first = 0
+        while first < rows:
+            if self._filled == len(self._rows):
+                self._sum_up()
+            count = min(rows - first, len(self._rows) - self._filled)
+            self._rows[self._filled : self._filled + count] = pick(self, slice(first, first + count))
+            self._filled, first = self._filled + count, first + count
 
-    def blocks(self, divisor: float, damping: float, ranks: Ranks, prior: Prior | None = None) -> RowBlocks:
+    def blocks(self, divisor: float, damping: float, ranks: Ranks, prior: Prior | None = None) -> PlacedBlocks:
         """The blocks of λI + Σ g gᵀ/divisor, which is mixed with a prior; the sums are used up."""
-        run = BlockRun(0, self.inside.shape[1], len(self.inside))
-        sums, rows, self._sums, self._rows = self._sums, self._rows, None, None
-        inner: PrimalBlocks | DualBlocks
-        if rows is None:
-            assert sums is not None
-            F = ranks.sum_(sums).div_(divisor)
-            if prior is not None:
-                prior.mix_(F, self)
-            inner = PrimalBlocks.from_sums(run, F, damping)
-        else:
-            rows = rows[: self._filled].mul_((self._filled / divisor) ** 0.5)
-            inner = DualBlocks(run, Pages(rows.flatten(1), rows.device), damping)
-        return RowBlocks(inner, self.columns, self.present, None if prior is None else partial(prior.couple, self))
+        count, kept = self.inside.shape
+        run = BlockRun(0, kept, count)
+        if self._sums is None and not self._summed:
+            rows = self._rows[: self._filled].mul_((self._filled / divisor) ** 0.5)
+            return PlacedBlocks(DualBlocks(run, Pages(rows.flatten(1), rows.device), damping), self.places)
+        K, self._sums, self._rows = ranks.sum_(self._sum_up()).div_(divisor), None, torch.empty(0)
+        if prior is not None:
+            prior.mix_(K, self)
+        couple = partial(prior.couple, self) if prior is not None and self.joined else None
+        return PlacedBlocks(PrimalBlocks.from_sums(run, K, damping), self.places, couple)
+
+    def _sum_up(self) -> Float[Tensor, "outputs kept kept"]:
+        """Adds the products of the rows to the sums, which makes room for others."""
+        X = self._rows[: self._filled].permute(1, 2, 0)
+        if self._sums is None:
+            self._sums = torch.zeros(*X.shape[:2], X.shape[1], dtype=torch.float64, device=X.device)
+        for some in self.slices():
+            self._sums[some] += products.gram(X[some], X.dtype)
+        self._filled = 0
+        return self._sums
 
 
 @dataclass
@@ -177,40 +145,37 @@ class RowFisher:
     """The Fisher matrix over the weights of each output, from the inputs and the output gradients of layers.
 
     Convolutions have a row for each sample, linear layers over tokens one for each token; weights that are used in
-    other ways have a row for each sample from a `collection` of theirs. Outputs are measured in groups that fit in
-    `memory` bytes, with a pass over the batches for each; with several ranks, sums are those of all of them.
+    other ways have a row for each sample from the `collection`. Outputs are measured in groups that fit in `memory`
+    bytes, with a pass over the batches for each; with several ranks, sums are those of all of them.
 
-    `row` is (loss, draw): the gradient of loss(model, draw(model, batch, seed)) is the sum of a batch's rows, which are
-    those of a mean over the samples if `is_mean`. `damping` is λ, or None: relative to each weight's mean diagonal.
+    `damping` is λ, or None: relative to each weight's mean diagonal. With a `prior`, the outputs of a layer are joined
+    if their blocks fit in `memory` together.
     """
 
-    model: nn.Module
-    weights: Mapping[str, Weight]
+    weights: MaskedWeights
     layout: ParameterLayout
+    collection: Collection
     batches: Sequence[Batch]
-    row: Row
-    is_mean: bool
-    collection: Callable[[Sequence[str], int], Collection]
     damping: float | None
     memory: int | None
-    seed: int
     ranks: Ranks
     prior: bool = False
 
     def __post_init__(self) -> None:
-        places = torch.arange(1, self.layout.dim + 1, device=self.layout.device)
-        by_name = self.layout.unflatten(places).items()
-        self._index = {name: self.weights[name].by_output(index) - 1 for name, index in by_name}
+        d = self.layout.dim
+        by_name = self.layout.unflatten(torch.arange(1, d + 1, device=self.layout.device)).items()
+        places = {name: self.weights.layers[name].by_output(index) - 1 for name, index in by_name}
+        self._index = {name: torch.where(index < 0, d, index) for name, index in places.items()}
         self._samples = self.ranks.total(sum(map(num_samples, self.batches)))
         self._num_batches = self.ranks.total(len(self.batches))
         with self.ranks.together("finding the layers"):
             self._by_layer = self._understood()
-        self._mixed = {name for name in self._by_layer if self._is_mixed(self.weights[name])} if self.prior else set()
+        self._mixed = {name for name in self._by_layer if self.prior and self._can_be_mixed(name)}
         self.groups = self._grouped()
         self.dampings: dict[str, float] = {}
-        self._only: list[RowBlocks] | None = None
+        self._only: list[PlacedBlocks] | None = None
 
-    def blocks(self) -> Iterator[list[RowBlocks]]:
+    def blocks(self) -> Iterator[list[PlacedBlocks]]:
         """The blocks, group by group; those of a single group are measured once."""
         if len(self.groups) > 1:
             yield from map(self._measured, self.groups)
@@ -223,27 +188,29 @@ class RowFisher:
         groups: list[list[Part]] = [[]]
         room = budget = float("inf") if self.memory is None else self.memory
         for name, index in self._index.items():
-            kept = int((index >= 0).sum(1).max())
-            rows = self._rows(name)
+            kept, rows, outputs = self._kept(name), self._rows(name), len(index)
             each = max(1, 8 * COPIES * kept**2 if rows >= kept else 8 * rows * kept + 8 * COPIES * rows**2)
+            joined = name in self._mixed and each * outputs <= budget
             first = 0
-            while kept and first < len(index):
-                if groups[-1] and room < each:
+            while kept and first < outputs:
+                if groups[-1] and room < (each * outputs if joined else each):
                     groups.append([])
                     room = budget
-                last = min(len(index), first + max(1, int(min(room, each * len(index)) // each)))
-                last = len(index) if name in self._mixed else last  # the prior joins all outputs of a layer
-                groups[-1].append(Part(self.weights[name], index, slice(first, last), kept))
+                last = first + max(1, int(min(room // each, outputs - first)))
+                groups[-1].append(Part(self.weights.layers[name], index, self.layout.dim, slice(first, last), joined))
                 room -= each * (last - first)
                 first = last
         return groups
+
+    def _kept(self, name: str) -> int:
+        return int((self._index[name] < self.layout.dim).sum(1).max())
 
     def _rows(self, name: str) -> float:
         """How many rows will come, where they can be kept; those of tokens and of several ranks are summed."""
         summed = self._by_layer.get(name) or self.ranks.size > 1 or name in self._mixed
         return math.inf if summed else self._samples
 
-    def _measured(self, parts: Sequence[Part]) -> list[RowBlocks]:
+    def _measured(self, parts: Sequence[Part]) -> list[PlacedBlocks]:
         """One pass over the batches."""
         device, found = self.layout.device, []
         shapes = {part.weight.name: self._index[part.weight.name].shape for part in parts}
@@ -259,9 +226,9 @@ class RowFisher:
                     self._add(part, uses[part.weight.name], squares[part.weight.name], priors.get(part.weight.name))
             self._add_others([part for part in parts if part.weight.name not in self._by_layer], squares)
         for part in parts:
-            name, index = part.weight.name, self._index[part.weight.name]
+            name = part.weight.name
             divisor = self._num_batches if name in self._by_layer else self._samples
-            mean = float(self.ranks.sum_(squares[name])[index >= 0].mean()) / divisor
+            mean = float(self.ranks.sum_(squares[name])[self._index[name] < self.layout.dim].mean()) / divisor
             if not math.isfinite(mean):
                 raise RuntimeError(f"the gradients of {name} are not finite; check the loss and the batches")
             self.dampings[name] = self.damping or DAMPING * mean or 1.0  # without a gradient nothing is costly
@@ -272,21 +239,21 @@ class RowFisher:
 
     def _backward(self, weights: Sequence[Weight]) -> Iterator[tuple[Calls, Sequence[Tensor | None]]]:
         """The uses of the weights in each batch, and their gradients."""
-        loss, draw = self.row
         tensors, device = [weight.tensor for weight in weights], self.layout.device
         if not weights:
             return
-        with evaluation(self.model, tensors), uses_of(weights) as uses:
-            for seed, batch in enumerate(self.batches, self.seed):
+        with evaluation(self.weights.model, tensors), uses_of(weights) as uses:
+            for seed, batch in enumerate(self.batches, self.collection.seed):
                 set_seed(seed, device)
-                drawn = draw(self.model, placed(batch, device), seed)
+                drawn = self.collection.drawn(placed(batch, device), [seed])
                 for calls in uses.values():  # drawing may have called the model
                     calls.clear()
-                yield uses, torch.autograd.grad(loss(self.model, drawn), tensors, allow_unused=True)
+                loss = self.collection.loss(self.weights.model, drawn)
+                yield uses, torch.autograd.grad(loss, tensors, allow_unused=True)
 
     def _understood(self) -> dict[str, bool]:
         """The weights whose gradient follows from what their layers see, and whether that is tokens."""
-        weights, found = [weight for weight in self.weights.values() if weight.modules], {}
+        weights, found = [weight for weight in self.weights.layers.values() if weight.modules], {}
         for uses, gradients in self._backward(weights):
             for weight, gradient in zip(weights, gradients, strict=True):
                 calls = [use for use in uses[weight.name] if use.dy]
@@ -298,17 +265,17 @@ class RowFisher:
             break
         return found
 
-    def _is_mixed(self, weight: Weight) -> bool:
-        """Whether a prior is mixed in: not with groups of channels, nor where blocks are too large together."""
-        outputs, kept = len(self._index[weight.name]), int((self._index[weight.name] >= 0).sum(1).max())
-        return 8 * outputs * kept**2 <= LARGEST and all(getattr(m, "groups", 1) == 1 for m in weight.modules)
+    def _can_be_mixed(self, name: str) -> bool:
+        """Whether there can be a prior: not with groups of channels, nor where blocks are too large together."""
+        small = 8 * len(self._index[name]) * self._kept(name) ** 2 <= LARGEST
+        return small and all(getattr(m, "groups", 1) == 1 for m in self.weights.layers[name].modules)
 
     def _add(
         self, part: Part, uses: Sequence[LayerCall], squares: Float[Tensor, "outputs inputs"], prior: Prior | None
     ) -> None:
         """Adds the rows of a batch to a part, and their squares."""
         calls = [use for use in uses if use.dy]
-        root = len(calls[0].x) ** 0.5 if self.is_mean and calls else 1.0
+        root = len(calls[0].x) ** 0.5 if self.collection.fisher == "empirical" and calls else 1.0
         if prior is not None:
             prior.add(calls, root)
         if calls and calls[0].has_positions:
@@ -317,31 +284,29 @@ class RowFisher:
                 squares += (dy.square().T @ a.square()).double() * root**2
                 count = -(-TOKENS * part.inside.shape[1] // len(self.batches))
                 chosen, weights = _sampled(a.square().sum(1).double() * dy.square().sum(1), count)
-                dy = dy[chosen].T * (weights.sqrt() * root).to(dy.dtype)
-                part.add(partial(_outer, a[chosen].T.contiguous(), dy), len(chosen))
+                dy = dy[chosen] * (weights.sqrt() * root).to(dy.dtype)[:, None]
+                part.add(partial(_outer, F.pad(a[chosen], (0, 1)), dy), len(chosen))
         elif calls:
-            G = sum((use.samples() for use in calls[1:]), calls[0].samples()) * root
-            squares += G.square().sum(2)
-            part.add(partial(_picked, G), G.shape[2])
+            self._add_samples(part, sum((use.samples() for use in calls[1:]), calls[0].samples()) * root, squares)
 
     def _add_others(self, parts: Sequence[Part], squares: Mapping[str, Tensor]) -> None:
         """Adds the rows of weights whose layers are not understood, sample by sample."""
         if not parts:
             return
-        collection = self.collection([part.weight.name for part in parts], self._samples)
-        slots = dict(zip(collection.layout.names, collection.layout.slots, strict=True))
-        with evaluation(self.model, collection.layout.tensors):
-            for chunk in collection.chunks(iter(self.batches)):
-                rows = torch.zeros(chunk.count, collection.layout.dim, dtype=collection.layout.dtype,
-                                   device=self.layout.device)  # fmt: skip
-                collection.fill(chunk, rows, zeroed=True)
-                collection.check()
+        layout = ParameterLayout(self.weights.model, [part.weight.name for part in parts])
+        collection = replace(self.collection, layout=layout, num_grads=self._samples)
+        slots = dict(zip(layout.names, layout.slots, strict=True))
+        with evaluation(self.weights.model, layout.tensors):
+            for rows in collection.pieces(iter(self.batches)):
                 for part in parts:
-                    own = rows[:, slots[part.weight.name]].T
-                    places = torch.arange(len(own), device=own.device).view(part.weight.tensor.shape)
-                    G = torch.cat([own, own.new_zeros(1, chunk.count)])[part.weight.by_output(places, -1)]
-                    squares[part.weight.name] += G.square().sum(2)
-                    part.add(partial(_picked, G), chunk.count)
+                    own = rows[:, slots[part.weight.name]]
+                    places = torch.arange(own.shape[1], device=own.device).view(part.weight.tensor.shape)
+                    G = F.pad(own, (0, 1))[:, part.weight.by_output(places, -1)]
+                    self._add_samples(part, G, squares[part.weight.name])
+
+    def _add_samples(self, part: Part, G: Float[Tensor, "rows outputs inputs"], squares: Tensor) -> None:
+        squares += G.square().sum(0)
+        part.add(partial(_picked, G if part.whole else F.pad(G, (0, 1))), len(G))
 
 
 def _sampled(sizes: Float[Tensor, " n"], count: int) -> tuple[Int[Tensor, " k"], Float[Tensor, " k"]]:
@@ -361,16 +326,14 @@ def _sampled(sizes: Float[Tensor, " n"], count: int) -> tuple[Int[Tensor, " k"],
 
 
 def _outer(
-    a: Float[Tensor, "inputs rows"], dy: Float[Tensor, "outputs rows"], outputs: slice, inside: Tensor | None
-) -> Float[Tensor, "outputs kept rows"]:
-    return (a if inside is None else a[inside]) * dy[outputs, None]
+    a: Float[Tensor, "rows inputs+1"], dy: Float[Tensor, "rows outputs"], part: Part, some: slice
+) -> Float[Tensor, "some outputs kept"]:
+    return a[some][:, part.inside] * dy[some, part.outputs, None]
 
 
-def _picked(
-    G: Float[Tensor, "outputs inputs rows"], outputs: slice, inside: Int[Tensor, "outputs kept"] | None
-) -> Float[Tensor, "outputs kept rows"]:
-    some = G[outputs]
-    return some if inside is None else some.gather(1, inside[:, :, None].expand(-1, -1, G.shape[2]))
+def _picked(G: Float[Tensor, "rows outputs inputs"], part: Part, some: slice) -> Float[Tensor, "some outputs kept"]:
+    X = G[some, part.outputs]
+    return X if part.whole else X.gather(2, part.inside.expand(len(X), -1, -1))
 
 
 def num_samples(batch: Batch) -> int:

@@ -63,15 +63,9 @@ class CycleFactor:
 
 
 def learning_rate_cycle(
-    optimizer: Optimizer,
-    period: int,
-    cycles: int,
-    *,
-    low: int = 1,
-    factor: float = 0.1,
-    drops: Sequence[int] = (),
+    optimizer: Optimizer, period: int, cycles: int, *, low: int = 1, factor: float = 0.1, drops: Sequence[int] = (),
     last_epoch: int = -1,
-) -> LambdaLR:
+) -> LambdaLR:  # fmt: skip
     """A scheduler for fine-tuning between pruning steps, as in the paper's practical runs.
 
     Each period starts with the optimizer's own learning rate and ends with `low` epochs at `factor` times it: a model

@@ -7,14 +7,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mfac.distributed.shared_curvature import SharedCurvature
 from mfac.layout import ParameterLayout
 from mfac.pruning.budget import Pool
 from mfac.pruning.curvature import Curvature, FisherCurvature
 from mfac.pruning.greedy import greedy_costs
 from mfac.pruning.patterns import NOfM, Pattern, Slices
-
-WithBlocks = FisherCurvature | SharedCurvature
 
 
 @dataclass(frozen=True)
@@ -37,9 +34,9 @@ class Selection:
             chosen = torch.zeros(len(costs), dtype=torch.bool, device=theta.device)
             chosen[sorted(cheapest_slices(costs, sizes, ranges, pools, self.floors))] = True
             return {name: chosen[ids[name]] & mask for name, mask in masks.items()}
-        if isinstance(curvature, WithBlocks) and isinstance(self.pattern, NOfM):
+        if isinstance(curvature, FisherCurvature) and isinstance(self.pattern, NOfM):
             each = self._costs_in_groups(self.pattern, curvature, theta, layout, masks)
-        elif isinstance(curvature, WithBlocks) and self.order == "greedy":
+        elif isinstance(curvature, FisherCurvature) and self.order == "greedy":
             # Weights that a floor keeps must not use up the count.
             count = layout.dim - sum(pool.keep for pool in pools) + sum(self.floors.values())
             each = layout.unflatten(curvature.greedy_scores(theta, count if len(pools) == 1 else layout.dim))
@@ -50,8 +47,9 @@ class Selection:
         return _cheapest(each, masks, pools, self.floors)
 
     def _costs_in_groups(
-        self, pattern: NOfM, curvature: WithBlocks, theta: Tensor, layout: ParameterLayout, masks: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
+        self, pattern: NOfM, curvature: FisherCurvature, theta: Tensor, layout: ParameterLayout,
+        masks: Mapping[str, Tensor],
+    ) -> dict[str, Tensor]:  # fmt: skip
         """The cost of each weight when the exact greedy order inside its group reaches it."""
         slots = dict(zip(layout.names, layout.slots, strict=True))
         each = [pattern.positions(masks[name], slot.start, self.inputs[name]) for name, slot in slots.items()]
@@ -96,7 +94,7 @@ def _slice_costs(
     layout.flatten([ids[name] for name in layout.names], groups)
     count = max(numbers.stop for numbers in ranges.values())
     sizes = torch.bincount(groups, minlength=count)
-    if isinstance(curvature, WithBlocks):
+    if isinstance(curvature, FisherCurvature):
         return curvature.group_costs(theta, groups, count), sizes
     costs = torch.zeros(count, dtype=torch.float64, device=theta.device)
     return costs.index_add_(0, groups, curvature.scores(theta)), sizes

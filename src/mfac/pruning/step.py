@@ -15,17 +15,16 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from mfac.distributed.exchange import Exchange, check_ranks
-from mfac.distributed.shared_curvature import SharedCurvature
 from mfac.distributed.shares import ColumnShare, column_shares, shares_at
 from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
-from mfac.gradients import accumulate_fisher, collect_gradients
+from mfac.gradients.accumulate import sum_blocks
 from mfac.gradients.batches import Batch, move
-from mfac.gradients.collect import Collection
-from mfac.gradients.gauss_newton import GaussNewtonLoss, has_output
-from mfac.gradients.labels import Noise
-from mfac.gradients.losses import CriterionLoss, LossFn, ModelLoss, sampled_loss
+from mfac.gradients.collect import Collection, collect_rows
+from mfac.gradients.gauss_newton import has_output
+from mfac.gradients.losses import CriterionLoss, LossFn, ModelLoss
 from mfac.gradients.model_state import evaluation
+from mfac.gradients.to_file import collect_to_file
 from mfac.inverse_fisher import Ranks, ranks_of
 from mfac.layout import Masks, ParameterLayout
 from mfac.memory import available_memory, parse_bytes
@@ -36,7 +35,7 @@ from mfac.pruning.curvature import Curvature, FisherCurvature
 from mfac.pruning.options import PruningOptions
 from mfac.pruning.patterns import Slices, parse_pattern
 from mfac.pruning.result import PruningResult, StepRecord
-from mfac.pruning.row_fisher import DAMPING, Row, RowFisher, num_samples
+from mfac.pruning.row_fisher import DAMPING, RowFisher, num_samples
 from mfac.pruning.selection import Selection
 from mfac.pruning.weights import MaskedWeights, choose_targets
 
@@ -256,47 +255,38 @@ class FisherMethod:
     def collection(self, step: Step) -> Collection:
         """What the gradients of a step are taken of; raises ValueError if something does not fit."""
         o = self.options
-        shared: dict[str, Any] = {"progress": o.progress, "seed": (o.seed or 0) + step.number}
-        shared["output_fn"] = None if o.fisher == "empirical" else o.output_fn
-        model, num_grads = step.weights.model, self.num_grads
-        return Collection(model, self.loss_fn, step.layout, num_grads, o.per_sample, o.fisher, **shared)
+        return _collection(step, self.loss_fn, o, self.num_grads, o.per_sample, (o.seed or 0) + step.number, o.progress)
 
     def measure(self, step: Step) -> Rows:
         """The gradients, in this rank's columns: as rows, or where that takes less memory, as sums over blocks."""
-        o, layout, size = self.options, step.layout, self.block_size
+        o, layout, size, collection = self.options, step.layout, self.block_size, self.collection(step)
         keep_rows = isinstance(self.pattern, Slices) or o.damping == "auto" or o.rows_dir is not None
-        sums_up = size is not None and self.num_grads > ROWS_PER_BLOCK_SIZE * size and not keep_rows
+        summed = None if keep_rows or size is None or self.num_grads <= ROWS_PER_BLOCK_SIZE * size else size
         if self.ranks.size > 1:
-            exchange = Exchange(self.collection(step), step.stream, self.ranks, self._shares(step))
-            if sums_up and size is not None:
-                return exchange.blocks(size, layout.device)
+            exchange = Exchange(collection, step.stream, self.ranks, self._shares(step))
+            if summed is not None:
+                return exchange.blocks(summed, layout.device)
             return exchange.rows(layout.dtype, layout.device)
-        arguments = step.weights.model, self.loss_fn, step.stream, self.num_grads
-        shared: dict[str, Any] = {
-            "params": list(layout.names), "masks": step.weights.masks, "per_sample": o.per_sample,
-            "fisher": o.fisher, "seed": (o.seed or 0) + step.number, "progress": o.progress,
-            "output_fn": None if o.fisher == "empirical" else o.output_fn,
-        }  # fmt: skip
-        if sums_up and size is not None:
-            return accumulate_fisher(*arguments, size, **shared)
-        out = None if step.folder is None else Path(step.folder, "gradients.rows")
+        if summed is not None:
+            return sum_blocks(collection, step.stream, summed, layout.device)
+        if step.folder is not None:
+            return collect_to_file(collection, step.stream, Path(step.folder, "gradients.rows"), layout.dtype)
         try:
-            return collect_gradients(*arguments, out=out, **shared)
+            return collect_rows(collection, step.stream, layout.dtype, layout.device)
         except MemoryError as error:
             raise MemoryError(f"{error}; for prune the way to disk is rows_dir='a folder with room'") from None
 
     def curvature(self, step: Step, measured: Rows) -> Curvature:
-        ranks, sizes, damping, reduce = self.ranks, step.layout.sizes, self.options.damping, None
+        ranks, sizes, damping, start = self.ranks, step.layout.sizes, self.options.damping, 0
         if ranks.size > 1:
-            shares, reduce = self._shares(step), ranks.sum_
-            sizes = shares[ranks.rank].sizes
+            share = self._shares(step)[ranks.rank]
+            sizes, start = share.sizes, share.start
         if isinstance(damping, str):
             assert isinstance(measured, Tensor)
             squares = measured.new_tensor([float(measured.double().square().sum()), measured.numel()]).double()
-            total, count = (squares if reduce is None else reduce(squares)).tolist()
+            total, count = ranks.sum_(squares).tolist()
             damping = DAMPING * total / count or 1.0
-        local = FisherCurvature.of_rows(measured, damping, self.block_size, sizes, step.layout.device, reduce)
-        return local if ranks.size == 1 else SharedCurvature(local, shares, ranks, self.block_size is not None)
+        return FisherCurvature.of_rows(measured, damping, self.block_size, sizes, step.layout.device, ranks, start)
 
     def _shares(self, step: Step) -> tuple[ColumnShare, ...]:
         """How the kept weights are divided among the ranks; the full matrix with a pattern, between rows of weights."""
@@ -328,47 +318,23 @@ class RowMethod:
         return min(needed, step.stream.pass_length or needed)
 
     def collection(self, step: Step) -> Collection:
-        """What the gradients of all targets would be taken of; raises ValueError if something does not fit."""
-        return self._collection(step, step.layout, 1)
+        """What the gradients of a step are taken of; raises ValueError if something does not fit."""
+        seed = ((self.options.seed or 0) + step.number) * STEP_SEEDS
+        return _collection(step, self.loss_fn, self.options, 1, True, seed, False)
 
     def measure(self, step: Step) -> RowFisher:
-        o, model = self.options, step.weights.model
+        o = self.options
         batches = [next(step.stream) for _ in range(self.num_batches(step))]
         memory = parse_bytes(o.memory) or (available_memory(step.layout.device) or 0) // 2 or None
         if self.ranks.size > 1 and memory is not None:
             memory = int(self.ranks.from_first_(torch.tensor(memory, device=step.layout.device)))
-
-        def collection(names: Sequence[str], count: int) -> Collection:
-            return self._collection(step, ParameterLayout(model, names), count)
-
         damping, prior = None if isinstance(o.damping, str) else o.damping, o.prior == "kron" or o.update == "auto"
-        return RowFisher(model, step.weights.layers, step.layout, batches, self._row(), o.fisher == "empirical",
-                         collection, damping, memory, self._seed(step), self.ranks, prior)  # fmt: skip
+        return RowFisher(step.weights, step.layout, self.collection(step), batches, damping, memory, self.ranks, prior)
 
     def curvature(self, step: Step, measured: RowFisher) -> Curvature:
         blocks = list(measured.blocks()) if len(measured.groups) == 1 else []
         damping = sum(measured.dampings.values()) / len(measured.dampings) if blocks else self.options.damping
         return FisherCurvature(measured.blocks, damping if isinstance(damping, float) else DAMPING, step.layout.dim)
-
-    def _row(self) -> Row:
-        o = self.options
-        if o.fisher == "empirical":
-            return self.loss_fn, lambda model, batch, seed: batch
-        if o.fisher == "sampled":
-            loss, draw = sampled_loss(self.loss_fn, None, o.output_fn)
-        else:
-            loss = GaussNewtonLoss(self.loss_fn, o.output_fn)
-            draw = loss.draw
-        return loss, lambda model, batch, seed: draw(model, batch, Noise([seed]))
-
-    def _collection(self, step: Step, layout: ParameterLayout, count: int) -> Collection:
-        o = self.options
-        output_fn = None if o.fisher == "empirical" else o.output_fn
-        return Collection(step.weights.model, self.loss_fn, layout, count, True, o.fisher, progress=False,
-                          seed=self._seed(step), output_fn=output_fn)  # fmt: skip
-
-    def _seed(self, step: Step) -> int:
-        return ((self.options.seed or 0) + step.number) * STEP_SEEDS
 
 
 class Magnitude:
@@ -389,3 +355,12 @@ class Magnitude:
         self, theta: Float[Tensor, " d"], removed: Bool[Tensor, " d"], update: str
     ) -> tuple[Float[Tensor, " d"], None]:
         return torch.where(removed, -theta, 0.0), None
+
+
+def _collection(
+    step: Step, loss_fn: LossFn, options: PruningOptions, num_grads: int, per_sample: bool, seed: int,
+    progress: bool | None,
+) -> Collection:  # fmt: skip
+    output_fn = None if options.fisher == "empirical" else options.output_fn
+    return Collection(step.weights.model, loss_fn, step.layout, num_grads, per_sample, options.fisher,
+                      progress=progress, seed=seed, output_fn=output_fn)  # fmt: skip
