@@ -214,6 +214,14 @@ def test_every_fisher_reaches_the_sparsity(fisher, order):
     assert result.num_removed == round(0.5 * result.num_weights)
 
 
+def test_drawn_labels_and_signs_give_matrices_of_one_scale():
+    found = []
+    for fisher in ("gauss-newton", "sampled"):
+        model, batches = problem("linear", 80)
+        found.append(mfac.prune(model, LOSS, batches, 0.5, fisher=fisher, recomputations=1).damping)
+    assert found[1] == pytest.approx(found[0], rel=0.5)
+
+
 def test_frozen_weights_that_are_named_are_pruned_and_stay_frozen():
     model, batches = problem("linear")
     model.requires_grad_(False)

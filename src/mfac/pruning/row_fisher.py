@@ -275,7 +275,8 @@ class RowFisher:
     ) -> None:
         """Adds the rows of a batch to a part, and their squares."""
         calls = [use for use in uses if use.dy]
-        root = len(calls[0].x) ** 0.5 if self.collection.fisher == "empirical" and calls else 1.0
+        is_mean = self.collection.fisher != "gauss-newton"  # whose rows have the weights of the mean already
+        root = len(calls[0].x) ** 0.5 if is_mean and calls else 1.0
         if prior is not None:
             prior.add(calls, root)
         if calls and calls[0].has_positions:
