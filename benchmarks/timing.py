@@ -63,7 +63,9 @@ def fill(op: DynamicInverseFisher, gradients: Iterable[torch.Tensor]) -> None:
     for k in range(m):
         op._rows.write(k, few[k % len(few)])
     squares = op._ranks.sum_(torch.stack([stored.dense.double().square().sum() for stored in few]))
-    op._inverse.restore(squares.repeat(m)[:m].diag(), m, m * op.damping, None, 0, False)
+    op._inverse.K.copy_(squares.repeat(m)[:m].diag())
+    op._inverse.size = m
+    op._inverse.reset(m * op.damping)
     op._updates = m
 
 
