@@ -204,17 +204,3 @@ def test_the_file_is_written_completely_or_not_at_all(tmp_path):
     assert [one.name for one in tmp_path.iterdir()] == ["report.html"]
     with pytest.raises(ValueError, match="does not exist; make it first"):
         write_page([cases.pruning(cells=[])], tmp_path / "nowhere" / "report.html")
-
-
-@pytest.mark.parametrize(
-    ("runs", "message"),
-    [
-        ([], "a report needs at least one run and got an empty list; pass the contents of run.json files"),
-        (["run.json"], "run 1: expected the contents of a run.json of format 1, got str"),
-        ([cases.pruning(), {"format": 3}], "run 2: expected the contents of a run.json of format 1, got (3, None)"),
-        ([cases.pruning(kind="dance")], "run 1: expected the contents of a run.json of format 1, got (1, 'dance')"),
-    ],
-)
-def test_anything_but_a_run_is_refused(runs, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        render_page(runs)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from mfac.app.runs.format import Record, check_record
+from mfac.app.runs.format import Record
 
 MISSING, SPACE = "–", "\N{NO-BREAK SPACE}"
 UNITS = {  # by base unit: (unit, the smallest value in base units that is written in it, base units in it)
@@ -70,10 +70,7 @@ class Series:
 
 def completed(runs: Sequence[Any]) -> list[Record]:
     """Copies of the runs, those of the same title numbered, with both kinds of cells in the same terms."""
-    if not runs:
-        raise ValueError("a report needs at least one run and got an empty list; pass the contents of run.json files")
-    titles = [check_record(run, f"run {number}")["title"] for number, run in enumerate(runs, 1)]
-    known = []
+    titles, known = [run["title"] for run in runs], []
     for place, (run, title) in enumerate(zip(runs, titles, strict=True)):
         title = f"{title} ({titles[:place].count(title) + 1})" if titles.count(title) > 1 else title
         cells = [_completed_cell(cell, run) for cell in run["cells"]]

@@ -41,9 +41,13 @@ def read_run(path: Path) -> Record:
         hint = f"did you mean {' '.join(inner)}?" if inner else "`mfac prune` and `mfac train` create one"
         raise ValueError(f"{path} is not a run folder (it has no {RUN}); {hint}")
     try:
-        record = check_record(json.loads(file.read_text()), str(file))
+        record: Record = json.loads(file.read_text())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} is not valid JSON ({error}); {REMEDY}") from None
+    found = (record.get("format"), record.get("kind")) if isinstance(record, dict) else type(record).__name__
+    if found not in [(FORMAT, kind) for kind in CELLS]:
+        raise ValueError(f"{file}: expected the contents of a {RUN} of format {FORMAT}, got {found}")
+    _check(record, {**RECORD, "cells": [CELLS[record["kind"]]]}, str(file))
     for name in (name for cell in record["cells"] for name in cell["files"].values()):
         if not isinstance(name, str) or inside(file.parent, name).parent == file.parent:
             raise ValueError(f"{file} names {name!r} as a file of a cell, which is not in the cell's folder; {REMEDY}")
@@ -61,15 +65,6 @@ def inside(folder: Path, name: str) -> Path:
         problem = f"{folder / name} is a file of a run and outside of the run folder {folder}"
         raise ValueError(f"{problem}; remove that link or entry of {RUN}, or choose another folder (--out)")
     return folder / name
-
-
-def check_record(record: Any, name: str) -> Record:
-    """The record, if it has everything that resuming and reporting need."""
-    found = (record.get("format"), record.get("kind")) if isinstance(record, dict) else type(record).__name__
-    if found not in [(FORMAT, kind) for kind in CELLS]:
-        raise ValueError(f"{name}: expected the contents of a {RUN} of format {FORMAT}, got {found}")
-    _check(record, {**RECORD, "cells": [CELLS[record["kind"]]]}, name)
-    return record
 
 
 def _check(value: Any, shape: Any, name: str) -> None:

@@ -74,7 +74,7 @@ class PruningSettings:
         return OptimizerSettings("sgd", FINE_TUNING_LR if self.lr is None else self.lr, self.momentum)
 
     def check(self, task: Task, model: nn.Module) -> None:
-        check_settings(self, ("steps", "epochs"), SCHEDULES, method=self.methods, sparsity=self.asked)
+        check_settings(self, ("steps", "epochs"), method=self.methods, sparsity=self.asked)
         for method in self.methods:
             replace(self.options, method=method)
         unused = [name for name in OF_GRADUAL if not self.gradual and getattr(self, name) != getattr(type(self), name)]

@@ -4,7 +4,7 @@ import hashlib
 import importlib.util
 import json
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -106,10 +106,8 @@ class Run:
         self.watcher.at(done, note)
 
 
-def check_settings(
-    settings: "Settings", counts: tuple[str, ...], schedules: Collection[str], **several: tuple[Any, ...]
-) -> None:
-    """Raises ValueError for counts below 1 (None is fine), an unknown schedule, and values missing or given twice."""
+def check_settings(settings: "Settings", counts: tuple[str, ...], **several: tuple[Any, ...]) -> None:
+    """Raises ValueError for counts below 1 (None is fine), and values missing or given twice."""
     for what, values in several.items():
         if not values or len(set(values)) != len(values):
             listed = ", ".join(map(str, values)) or "none"
@@ -118,8 +116,6 @@ def check_settings(
         value = getattr(settings, name)
         if value is not None and value < 1:
             raise ValueError(f"{name} must be 1 or more, not {value}")
-    if settings.schedule not in schedules:
-        raise ValueError(f"schedule must be one of {', '.join(schedules)}, not {settings.schedule!r}")
 
 
 def _describe(task: Task, settings: "Settings", command: str, model: nn.Module, device: torch.device) -> Record:

@@ -69,8 +69,6 @@ KINDS |= {"window": str}
 
 def make_optimizer(settings: OptimizerSettings, task: Task, model: nn.Module) -> Optimizer:
     """The optimizer for a model's trainable parameters; errors are those of its class."""
-    if settings.name not in OPTIMIZERS:
-        raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, not {settings.name!r}")
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if settings.name == "task":
         if task.optimizer is None:
@@ -109,7 +107,7 @@ class TrainingSettings:
 
     def check(self, task: Task, model: nn.Module) -> None:
         names = tuple(optimizer.name for optimizer in self.optimizers)
-        check_settings(self, ("epochs", "steps", "eval_every"), SCHEDULES, optimizer=names, seed=self.seeds)
+        check_settings(self, ("epochs", "steps", "eval_every"), optimizer=names, seed=self.seeds)
         for optimizer in self.optimizers:
             make_optimizer(optimizer, task, model)
 
