@@ -124,7 +124,7 @@ def training_step(name, m=M):
     from experiments.models.bert import bert_tiny
 
     torch.manual_seed(0)
-    model = bert_tiny(2)
+    model = bert_tiny("sst2")
     before = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
     optimizer = mfac.MFAC(model.parameters(), 0.5, m, 0.05, normalize="sum", window=STORAGES[name])
     ids, labels = torch.randint(0, 30_522, (8, 32)), torch.randint(0, 2, (8,))

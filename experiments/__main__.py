@@ -4,10 +4,9 @@ python -m experiments list                                # the recipes
 python -m experiments run table2                          # at a size for two cores
 python -m experiments run table2 --jobs 2                 # in two processes of one thread each, which share the rows
 python -m experiments run all                             # one after the other
-python -m experiments plot table2                         # the picture and the table of the results
 
-Existing results are not measured again, and the project's are committed: MFAC_RESULTS=FOLDER measures into a folder of
-your own.
+Existing results are shown and drawn, not measured again, and the project's are committed: MFAC_RESULTS=FOLDER measures
+into a folder of your own.
 """
 
 import argparse
@@ -24,38 +23,26 @@ from experiments.recipes import RECIPES
 
 
 def main(argv: list[str] | None = None) -> None:
-    arguments = vars(parse(argv))
-    what, name, jobs = arguments.pop("what"), arguments.pop("recipe", None), arguments.pop("jobs", 1)
-    if what == "list":
-        show()
-        return
-    arguments["folder"] = arguments["folder"] or (SMOKE if arguments["size"] == "smoke" else RESULTS)
-    request = Request(**arguments)
-    if what == "plot":
-        print(RECIPES[name].plot(request))
-    elif name == "all":
-        run_all(request, jobs)
-    else:
-        run_one(name, request, jobs)
-
-
-def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m experiments", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     verbs = parser.add_subparsers(dest="what", required=True)
     verbs.add_parser("list", help="the recipes")
-    run = verbs.add_parser("run", help="run a recipe, or resume it")
+    run = verbs.add_parser("run", help="run a recipe, or resume it, and draw its results")
     run.add_argument("recipe", choices=[*RECIPES, "all"])
-    plot = verbs.add_parser("plot", help="draw the results")
-    plot.add_argument("recipe", choices=list(RECIPES))
-    for verb in (run, plot):
-        verb.add_argument("--size", choices=SIZES, default="small")
-        verb.add_argument("--folder", type=Path, help="of the results; default: MFAC_RESULTS, or experiments/results")
+    run.add_argument("--size", choices=SIZES, default="small")
+    run.add_argument("--folder", type=Path, help="of the results; default: MFAC_RESULTS, or experiments/results")
     run.add_argument("--only", default="", help="rows whose name contains this")
     run.add_argument("--jobs", type=int, default=1, help="processes of one thread each, which share the rows")
     run.add_argument("--shared", type=Path, help=argparse.SUPPRESS)  # tells such a process where rows are noted
-    return parser.parse_args(argv)
+    given = parser.parse_args(argv)
+    if given.what == "list":
+        for name, recipe in RECIPES.items():
+            print(f"{name:18} {recipe.title}; {recipe.minutes} min")
+        return
+    folder = given.folder or (SMOKE if given.size == "smoke" else RESULTS)
+    request = Request(given.size, folder, given.only, given.shared)
+    run_all(request, given.jobs) if given.recipe == "all" else run_one(given.recipe, request, given.jobs)
 
 
 def run_one(name: str, request: Request, jobs: int = 1) -> None:
@@ -75,13 +62,7 @@ def run_in_processes(name: str, request: Request, jobs: int) -> None:
     one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory(prefix="mfac-rows-") as shared:
         workers = [subprocess.Popen([*command, "--shared", shared], env=os.environ | one_thread) for _ in range(jobs)]
-        try:
-            codes = [worker.wait() for worker in workers]
-        except BaseException:
-            for worker in workers:
-                worker.terminate()
-                worker.wait()
-            raise
+        codes = [worker.wait() for worker in workers]
     if any(codes):
         raise RuntimeError(f"a process that worked on {name} ended with {max(codes, key=abs)}; see its message above")
 
@@ -102,11 +83,6 @@ def run_all(request: Request, jobs: int = 1) -> None:
     print(f"{(time.perf_counter() - began) / 60:.0f} minutes in all", flush=True)
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}; the same command resumes them")
-
-
-def show() -> None:
-    for name, recipe in RECIPES.items():
-        print(f"{name:18} {recipe.title}; {recipe.minutes} min")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The optimizers of the paper's tables with the paper's hyperparameters."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,9 +8,10 @@ import torch
 from torch import nn
 
 import mfac
+from experiments import data
 from experiments.baselines.ggt import GGT
 from experiments.baselines.kfac import KFAC
-from experiments.training import Factor, cosine, drops
+from experiments.training import Training, cosine, drops
 
 # M-FAC in the units of normalize="sum", in which one learning rate serves every length of the window: with 512
 # gradients these are the paper's 1e-3 and 1e-5 exactly.
@@ -32,8 +34,17 @@ class Contender:
     def make(self, model: nn.Module) -> torch.optim.Optimizer:
         return _MAKERS[self.name](self, model)
 
-    def factor(self) -> Factor:
-        return cosine if self.schedule == "cosine" else drops(0.5, 0.75)
+    def train(
+        self, make_model: Callable[[], nn.Module], seed: int, steps: int | None, test_images: int, tests: int = 3
+    ) -> dict[str, Any]:
+        """The record of a run on CIFAR-10, of one pass if `steps` is None, with so many tests, if there are images."""
+        torch.manual_seed(seed)
+        model, batches = make_model(), data.cifar_batches(self.batch_size, data.CIFAR10, seed)
+        steps = steps or len(batches)
+        test = data.make_test(data.CIFAR10, test_images) if test_images else None
+        factor = cosine if self.schedule == "cosine" else drops(0.5, 0.75)
+        run = Training(model, self.make(model), batches, steps, factor, test=test, test_every=max(1, steps // tests))
+        return run.run()
 
 
 def _mfac(c: Contender, model: nn.Module) -> torch.optim.Optimizer:

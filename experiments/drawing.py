@@ -17,10 +17,8 @@ def curve(points: Iterable[tuple[float, float]]) -> Curve:
 
 def panels(rows: int = 1, columns: int = 1, size: tuple[float, float] = (8, 4.8), **options: Any) -> tuple[Any, Any]:
     """(figure, array of axes with a grid)."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise ImportError("plots need matplotlib: pip install matplotlib") from None
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

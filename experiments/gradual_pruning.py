@@ -1,6 +1,6 @@
 """ResNet20 on CIFAR-10 gradually to 95 and 98 %, with fine-tuning in between: M-FAC against magnitude at equal cost.
 
-    python -m experiments.gradual_pruning run     # a search, then two runs of about 12 minutes on one core; resumable
+    python -m experiments.gradual_pruning run     # a search, then two runs of about 12 minutes on one core
     python -m experiments.gradual_pruning plot    # the picture and the table of the results
 
 This is table 3, practical schedules. Both have the same schedule, the paper's cycle of learning rates, momentum reset
@@ -28,7 +28,7 @@ from experiments.baselines.pruning import PAPER
 from experiments.image_task import resnet20_task
 from experiments.ledger import IMAGES
 from experiments.recipe import Recipe, Request, Results
-from experiments.training import RUNS, Checkpoint, cross_entropy
+from experiments.training import cross_entropy
 from mfac.pruning import GradualPruner, attach_masks, learning_rate_cycle
 
 METHODS = ("M-FAC", "magnitude")
@@ -73,7 +73,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any, so
 
 
 class Run:
-    """One method through the whole schedule, saved after every step."""
+    """One method on its way through the schedule."""
 
     def __init__(self, name: str, settings: Settings, period: int, lr: float):
         self.name, self.settings, self.lr, self.period = name, settings, lr, period - settings.cost(name)
@@ -91,14 +91,9 @@ class Run:
             self.model, cross_entropy, lambda step: batches(settings.gradient_batch, step), list(settings.schedule),
             optimizer=self.optimizer, reset_momentum=True, progress=False, **PAPER | options,
         )  # fmt: skip
-        self.rows: list[dict[str, float]] = []
-        self.checkpoint = Checkpoint(
-            None if settings.tiny else RUNS / f"gradual_{name}_{period}_{lr}.pt", model=self.model,
-            optimizer=self.optimizer, scheduler=self.scheduler, pruner=self.pruner,
-        )  # fmt: skip
 
     def step(self) -> dict[str, float] | None:
-        """Prunes to the next sparsity, trains, tests and saves; None at the end."""
+        """Prunes to the next sparsity, trains and tests; None at the end."""
         began = time.process_time()
         result = self.pruner.step()
         if result is None:
@@ -111,9 +106,7 @@ class Run:
         row["trained"] = self.task.test(self.model)["accuracy"]
         if self.settings.schedule[number - 1] in self.settings.ends:
             row["finished"] = self.finished(2000 + number)
-        self.rows.append(row)
         print(f"  {self.name}: {row}", flush=True)
-        self.checkpoint.save(rows=self.rows)
         return row
 
     def finished(self, seed: int) -> float:
@@ -128,10 +121,7 @@ class Run:
         return accuracy_at_end(model, self.settings)
 
     def whole(self) -> dict[str, Any]:
-        self.rows = (self.checkpoint.load() or {"rows": []})["rows"]
-        while self.step():
-            pass
-        return {"learning_rate": self.lr, "steps": self.rows}
+        return {"learning_rate": self.lr, "steps": list(iter(self.step, None))}
 
 
 def accuracy_at_end(model: nn.Module, settings: Settings) -> float:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from experiments import data
 from experiments.datasets.folder import data_folder
-from experiments.models.resnet import ResNet
+from experiments.models.resnet import plain_resnet
 from experiments.training import cross_entropy
 
 
@@ -65,7 +65,7 @@ def autocast_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 def cifar10() -> Task:
     def model(seed: int) -> nn.Module:
         torch.manual_seed(seed)
-        return ResNet(20, projection=False).to(memory_format=torch.channels_last)
+        return plain_resnet(20)
 
     images, labels = data.cifar10("train")
     part = partial(data.ImageBatches, images[:45000], labels[:45000], 128, data.CIFAR10, augment=True)

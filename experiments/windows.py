@@ -26,12 +26,11 @@ from statistics import mean, stdev
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 import mfac
 from experiments import data
-from experiments.datasets.sentences import COLUMNS
 from experiments.ledger import Ledger
 from experiments.models.bert import bert_tiny
 from experiments.models.sentence_classifier import minilm_sentences
@@ -41,12 +40,6 @@ from experiments.training import cosine as cosine_schedule
 from experiments.training import cross_entropy, last_loss
 from mfac.app.runs.environment import process_peak_bytes
 from mfac.windows.storage import Window
-
-
-def untrained_bert(task: str) -> nn.Module:
-    """BERT-tiny (Turc et al., 2019)."""
-    return bert_tiny(len(COLUMNS[task].classes))
-
 
 STORAGES: dict[str, Window] = {
     "float32": torch.float32,
@@ -72,12 +65,8 @@ SST2, SST2_RATE = replace(bert.RECIPE.small, steps=100, window=64, dev=400), 0.3
 # gradients of BERT-tiny a window takes 18 GB in float32, and there are more steps than it has rows.
 SENTENCES: dict[str, tuple[bert.Settings, bert.Maker, tuple[str, ...]]] = {
     "sst2": (SST2, minilm_sentences, CHOSEN),
-    "bert_tiny": (replace(SST2, steps=1100, window=1024, train=20_000), untrained_bert, ("top-k 1 %", "int8")),
-    "bert_short": (
-        replace(SST2, steps=300, window=256, train=20_000),
-        untrained_bert,
-        ("top-k 1 %", "int8", "float32"),
-    ),
+    "bert_tiny": (replace(SST2, steps=1100, window=1024, train=20_000), bert_tiny, ("top-k 1 %", "int8")),
+    "bert_short": (replace(SST2, steps=300, window=256, train=20_000), bert_tiny, ("top-k 1 %", "int8", "float32")),
 }
 # Whether so few steps are enough for any optimizer: {optimizer: learning rates}.
 RIVALS = {"bert_short": {"Adam": (3e-4, 1e-3), "SGD": (0.01, 0.03, 0.1), "M-FAC": (0.003, 0.03)}}

@@ -17,19 +17,15 @@ STORED_ONLY = ("model_type", "pooler", "stored_dtype", "architectures", "transfo
 def minilm_encoder() -> nn.Module:
     """As it was trained. Embeddings are frozen, 11.8 of 17.1 million weights: their gradients are nearly all zero."""
     transformers = require_transformers()
-    fields = json.loads(find("minilm-l3", "minilm-l3", "config.json").read_text())
-    config = transformers.BertConfig(**{key: value for key, value in fields.items() if key not in STORED_ONLY})
-    encoder: nn.Module = transformers.BertModel(config, add_pooling_layer=False)
-    _load(encoder)
-    return encoder
-
-
-def _load(encoder: Any) -> None:
     folder = find("minilm-l3", "minilm-l3", "config.json").parent
+    fields = json.loads((folder / "config.json").read_text())
+    config = transformers.BertConfig(**{key: value for key, value in fields.items() if key not in STORED_ONLY})
+    encoder: Any = transformers.BertModel(config, add_pooling_layer=False)
     missing, spare = encoder.load_state_dict(_read_weights(folder), strict=False)
     if lost := [*missing, *spare]:
         raise TaskError(f"the weights in {folder} do not fit its config.json: {', '.join(lost[:3])} ...")
     encoder.embeddings.requires_grad_(False)
+    return encoder
 
 
 def tokenizer() -> Any:

@@ -1,5 +1,7 @@
 """ResNets for 32 x 32 images (He et al., 2016)."""
 
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -45,9 +47,7 @@ class ResNet(nn.Module):
 
     def __init__(self, depth: int = 20, num_classes: int = 10, projection: bool = True, width: int = 16):
         super().__init__()
-        blocks, rest = divmod(depth - 2, 6)
-        if rest:
-            raise ValueError(f"the depth must be 6 n + 2 (20, 32, 44, ...), not {depth}")
+        blocks = (depth - 2) // 6
         self.conv1 = nn.Conv2d(3, width, 3, 1, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.layer1 = _stage(width, width, blocks, 1, projection)
@@ -69,19 +69,22 @@ def _stage(channels_in: int, channels_out: int, blocks: int, stride: int, projec
     return nn.Sequential(first, *(BasicBlock(channels_out, channels_out, 1, projection) for _ in range(blocks - 1)))
 
 
+def plain_resnet(depth: int) -> ResNet:
+    """The paper's for training: shortcuts without parameters."""
+    return ResNet(depth, projection=False).to(memory_format=torch.channels_last)
+
+
 def mfac_resnet20() -> ResNet:
     """The M-FAC authors' ResNet20 on CIFAR-10, 272,474 weights; inputs normalised by `HALVES`: 91.43 %."""
-    path = find("resnet20", "checkpoints", "mfac_resnet20_cifar10.pth.tar")
-    state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
-    model = ResNet(20)
-    model.load_state_dict({k.removeprefix("module.").replace("linear.", "fc."): v for k, v in state.items()})
-    return model.to(memory_format=torch.channels_last).eval()
+    return _loaded(ResNet(20), find("resnet20", "checkpoints", "mfac_resnet20_cifar10.pth.tar"))
 
 
 def akamaster_resnet20() -> ResNet:
     """Another public ResNet20 on CIFAR-10, parameter-free shortcuts; inputs normalised by `IMAGENET`: 91.73 %."""
-    path = find(None, "checkpoints", "akamaster_resnet20-12fca82f.th")
+    return _loaded(ResNet(20, projection=False), find(None, "checkpoints", "akamaster_resnet20-12fca82f.th"))
+
+
+def _loaded(model: ResNet, path: Path) -> ResNet:
     state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
-    model = ResNet(20, projection=False)
     model.load_state_dict({k.removeprefix("module.").replace("linear.", "fc."): v for k, v in state.items()})
     return model.to(memory_format=torch.channels_last).eval()

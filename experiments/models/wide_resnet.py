@@ -28,9 +28,7 @@ class WideResNet(nn.Module):
 
     def __init__(self, depth: int, width: int, num_classes: int = 10):
         super().__init__()
-        blocks, rest = divmod(depth - 4, 6)
-        if rest or blocks < 1:
-            raise ValueError(f"the depth must be 6 n + 4 (16, 22, 28, 40, ...), not {depth}")
+        blocks = (depth - 4) // 6
         widths = [16, 16 * width, 32 * width, 64 * width]
         self.conv1 = nn.Conv2d(3, 16, 3, 1, 1, bias=False)
         self.stages = nn.Sequential(*(_stage(widths[i], widths[i + 1], blocks, 1 if i == 0 else 2) for i in range(3)))

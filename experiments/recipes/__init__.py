@@ -1,23 +1,13 @@
 """Every table and figure of the paper, in the order in which `python -m experiments run all` runs them."""
 
-from experiments import gradual_pruning, one_shot_pruning
+from importlib import import_module
+
 from experiments.recipe import Recipe
-from experiments.recipes import (
-    bert,
-    cosine_similarity,
-    figure1a,
-    mnist_pruning,
-    normalizer_free,
-    sparse_tuning,
-    table1,
-    table2,
-    table4_left,
-    table4_right,
-    wall_clock,
-)  # fmt: skip
 
 MODULES = (
-    table2, mnist_pruning, sparse_tuning, cosine_similarity, figure1a, table1, gradual_pruning, one_shot_pruning,
-    table4_left, table4_right, bert, normalizer_free, wall_clock,
+    "recipes.table2", "recipes.mnist_pruning", "recipes.sparse_tuning", "recipes.cosine_similarity", "recipes.figure1a",
+    "recipes.table1", "gradual_pruning", "one_shot_pruning", "recipes.table4_left", "recipes.table4_right",
+    "recipes.bert", "recipes.normalizer_free",
 )  # fmt: skip
-RECIPES: dict[str, Recipe] = {module.RECIPE.name: module.RECIPE for module in MODULES}
+FOUND: list[Recipe] = [import_module(f"experiments.{name}").RECIPE for name in MODULES]
+RECIPES = {recipe.name: recipe for recipe in FOUND}

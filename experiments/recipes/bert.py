@@ -24,11 +24,11 @@ from torch import nn
 import mfac
 from experiments import drawing
 from experiments.correlations import pearson, spearman
-from experiments.datasets.sentence_batches import SentenceBatches, Tokens, encode
-from experiments.datasets.sentences import COLUMNS
+from experiments.datasets.sentences import COLUMNS, SentenceBatches, Tokens, encode
 from experiments.models.minilm import tokenizer
 from experiments.models.sentence_classifier import minilm_sentences
 from experiments.recipe import Recipe, Results
+from experiments.tasks.glue import predictions
 from experiments.training import Training, last_loss, linear
 from mfac.gradients import model_loss
 from mfac.windows.storage import Window
@@ -105,13 +105,11 @@ def examples(task: str, split: str, longest: int) -> list[Tokens]:
     return encode(task, split, tokenizer(), longest, cut=False)
 
 
-@torch.no_grad()
 def measured(model: nn.Module, task: str, settings: Settings) -> dict[str, float]:
     """Accuracy and F1 on the development set in per cent; Pearson's and Spearman's correlations for numbers."""
     classes = COLUMNS[task].classes
     batches = SentenceBatches(examples(task, "dev", settings.longest)[: settings.dev], 50, regression=not classes)
-    pairs = [(model(**batch).logits, batch["labels"]) for batch in batches]
-    outputs, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+    outputs, labels = predictions(model, batches)
     if not classes:
         return {"pearson": 100 * pearson(outputs, labels), "spearman": 100 * spearman(outputs, labels)}
     guesses = outputs.argmax(1)

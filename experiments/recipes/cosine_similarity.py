@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 import mfac
 from experiments import data, drawing
-from experiments.models.resnet import ResNet
+from experiments.models.resnet import plain_resnet
 from experiments.recipe import Recipe, Results
 from experiments.training import cross_entropy, drops
 from mfac.layout import ParameterLayout
@@ -47,7 +47,7 @@ def compared(m: int, settings: Settings) -> dict[str, Any]:
     """Trains, and compares at intervals; with normalize="sum" the paper's settings at m = 512 serve every m."""
     torch.manual_seed(1)
     batches, fresh = (endless(data.cifar_batches(settings.batch_size, data.CIFAR10, seed)) for seed in (1, 2))
-    model = ResNet(settings.depth, projection=False).to(memory_format=torch.channels_last)
+    model = plain_resnet(settings.depth)
     damping = DAMPING * PAPER_WINDOW
     optimizer = mfac.MFAC(model.named_parameters(), LR * PAPER_WINDOW, m, damping, weight_decay=DECAY, normalize="sum")
     factor = drops(0.5, 0.75)

@@ -17,13 +17,12 @@ from torch import Tensor, nn
 
 from experiments import drawing
 from experiments.baselines.pruning import prune
-from experiments.data import ImageBatches
-from experiments.datasets.images import Normalisation, load_mnist
+from experiments.data import ImageBatches, make_test
+from experiments.datasets.images import load_mnist
 from experiments.models.mlp import MLPNET, mlp
 from experiments.recipe import Recipe, Results
+from experiments.tasks.lenet import PIXELS
 from experiments.training import Training, cosine, cross_entropy
-
-PIXELS = Normalisation((0.1307,), (0.3081,))
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def trained(seed: int, settings: Settings) -> tuple[dict[str, Tensor], float]:
     """The weights of a network after a few passes over MNIST, and its accuracy."""
     torch.manual_seed(seed)
     model = mlp(MLPNET)
-    batches = ImageBatches(*load_mnist("train"), 128, PIXELS, shuffle=True)
+    batches = ImageBatches(*load_mnist("train"), 128, PIXELS["mnist"], shuffle=True)
     Training(model, torch.optim.Adam(model.parameters(), 2e-3), batches, settings.steps, cosine).run()
     return model.state_dict(), accuracy(model.eval(), settings.test_images)
 
@@ -71,7 +70,7 @@ def row(label: str, seed: int, state: dict[str, Tensor], settings: Settings) -> 
         torch.manual_seed(seed)
         model = mlp(MLPNET).eval()
         model.load_state_dict(state)
-        batches = ImageBatches(*load_mnist("train"), 16, PIXELS, shuffle=True)
+        batches = ImageBatches(*load_mnist("train"), 16, PIXELS["mnist"], shuffle=True)
         prune(model, cross_entropy, batches, sparsity, num_grads=settings.num_grads,
               recomputations=1, update="obs", loss_batches=1, progress=False, seed=1, **METHODS[label])  # fmt: skip
         found[f"{sparsity:g}"] = accuracy(model, settings.test_images)
@@ -79,10 +78,8 @@ def row(label: str, seed: int, state: dict[str, Tensor], settings: Settings) -> 
     return {"accuracy": found}
 
 
-@torch.no_grad()
 def accuracy(model: nn.Module, count: int) -> float:
-    images, labels = (part[:count] for part in load_mnist("test"))
-    return round(100 * float((model(PIXELS(images)).argmax(1) == labels).double().mean()), 3)
+    return round(make_test(PIXELS["mnist"], count, load_mnist)(model)["accuracy"], 3)
 
 
 def draw(results: Results, settings: Settings) -> Path:

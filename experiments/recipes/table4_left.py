@@ -16,10 +16,10 @@ import torch
 
 from experiments import data, drawing
 from experiments.contenders import Contender, resnet_contenders
-from experiments.models.resnet import ResNet
+from experiments.models.resnet import plain_resnet
 from experiments.recipe import Recipe, Results
 from experiments.step_times import overheads, processor_seconds, step_of, take_turns
-from experiments.training import Training, last_loss
+from experiments.training import last_loss
 
 PAPER = {  # overheads
     20: {"SGD": 1.0, "Adam": 1.05, "AdamW": 1.05, "K-FAC": 1.21, "K-FAC, batches of 128": 2.35, "GGT": 1.05,
@@ -61,21 +61,15 @@ def compete(results: Results, row: str, contender: Contender, settings: Settings
     """The search, then the run with the learning rate of the lowest loss."""
     tried = {f"lr {contender.lr * f:.3g}": replace(contender, lr=contender.lr * f) for f in settings.factors}
     # The search needs only the loss, and testing would take as long as training.
-    search = partial(trained, settings=settings, seed=0, steps=settings.search_steps, tested=False)
-    found = {label: results.cell(f"search, {row}, {label}", partial(search, tried[label])) for label in tried}
+    search = {label: partial(trained, c, settings.depth, 0, settings.search_steps, 0) for label, c in tried.items()}
+    found = {label: results.cell(f"search, {row}, {label}", search[label]) for label in tried}
     best = min(found, key=lambda label: last_loss(found[label]))
-    results.cell(f"run, {row}, {best}, seed 1", partial(trained, tried[best], settings, 1, settings.steps))
+    run = partial(trained, tried[best], settings.depth, 1, settings.steps, settings.test_images)
+    results.cell(f"run, {row}, {best}, seed 1", run)
 
 
-def trained(contender: Contender, settings: Settings, seed: int, steps: int, tested: bool = True) -> dict[str, Any]:
-    torch.manual_seed(seed)
-    model = ResNet(settings.depth, projection=False).to(memory_format=torch.channels_last)
-    training = Training(
-        model, contender.make(model), data.cifar_batches(contender.batch_size, data.CIFAR10, seed), steps,
-        contender.factor(), test_every=max(1, steps // 3),
-        test=data.make_test(data.CIFAR10, settings.test_images) if tested else None,
-    )  # fmt: skip
-    record = training.run()
+def trained(contender: Contender, depth: int, seed: int, steps: int, test_images: int) -> dict[str, Any]:
+    record = contender.train(partial(plain_resnet, depth), seed, steps, test_images)
     return record | {"best": max((t["accuracy"] for t in record["tests"]), default=0.0), "schedule": contender.schedule}
 
 
@@ -112,7 +106,7 @@ def _steps(depth: int, entered: dict[str, Contender], batch: int, settings: Sett
     steps = {}
     for label, contender in entered.items():
         torch.manual_seed(0)
-        model = ResNet(depth, projection=False).to(memory_format=torch.channels_last)
+        model = plain_resnet(depth)
         steps[label] = step_of(model, sized(contender, settings).make(model), few)
     return steps
 

@@ -16,12 +16,11 @@ import torch
 from torch import nn
 
 from experiments import data, drawing
-from experiments.contenders import Contender, plain_contenders
+from experiments.contenders import plain_contenders
 from experiments.models.mobilenet import MobileNetV1
 from experiments.models.wide_resnet import WideResNet
 from experiments.recipe import Recipe, Results
 from experiments.step_times import overheads, step_of, take_turns
-from experiments.training import Training
 
 PAPER_WINDOW, TRAINED = 1024, "WRN 22-2"
 CONTINUED = f"M-FAC, {PAPER_WINDOW}, continued"
@@ -54,15 +53,8 @@ def measure(results: Results, settings: Settings) -> None:
         results.row(f"overheads, {name}", partial(timed, name, settings))
         results.row(f"alone, {name}", partial(alone, name, settings))
     for label, contender in plain_contenders(settings.windows[-1], settings.batch_size).items():
-        results.row(f"run, {TRAINED}, {label}", partial(trained, contender, settings))
-
-
-def trained(contender: Contender, settings: Settings) -> dict[str, Any]:
-    torch.manual_seed(1)
-    model, batches = make_model(TRAINED, settings), data.cifar_batches(settings.batch_size, data.CIFAR10, seed=1)
-    test = data.make_test(data.CIFAR10, settings.test_images)
-    return Training(model, contender.make(model), batches, settings.steps, contender.factor(), test=test,
-                    test_every=max(1, settings.steps // 3)).run()  # fmt: skip
+        run = partial(contender.train, partial(make_model, TRAINED, settings), 1, settings.steps, settings.test_images)
+        results.row(f"run, {TRAINED}, {label}", run)
 
 
 def timed(name: str, settings: Settings) -> dict[str, Any]:

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from experiments.correlations import spearman
 from experiments.datasets.folder import data_folder
-from experiments.datasets.sentence_batches import Batch, SentenceBatches, Tokens, encode
-from experiments.datasets.sentences import COLUMNS
+from experiments.datasets.sentences import COLUMNS, Batch, SentenceBatches, Tokens, encode
 from experiments.models.minilm import tokenizer
 from experiments.models.sentence_classifier import minilm_sentences
 from experiments.training import Training

@@ -1,13 +1,11 @@
 """LeNet-300-100 on MNIST or Fashion-MNIST."""
 
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from experiments.data import ImageBatches, accuracy
-from experiments.datasets.folder import data_folder
 from experiments.datasets.images import Normalisation, load_mnist
 from experiments.models.mlp import LENET, mlp
 from experiments.training import Training, cosine, cross_entropy
@@ -22,10 +20,10 @@ def lenet_task(name: str) -> Task:
     """LeNet-300-100, 266,610 weights, on the 60,000 images of "mnist" or "fashion-mnist"."""
 
     def train_batches() -> ImageBatches:
-        return ImageBatches(*_read(name, "train", data_folder()), BATCH_SIZE, PIXELS[name], shuffle=True)
+        return ImageBatches(*load_mnist("train", name), BATCH_SIZE, PIXELS[name], shuffle=True)
 
     def eval_batches() -> ImageBatches:
-        return ImageBatches(*_read(name, "test", data_folder()), 1000, PIXELS[name])
+        return ImageBatches(*load_mnist("test", name), 1000, PIXELS[name])
 
     def pretrain(model: nn.Module) -> None:
         """Four epochs of Adam."""
@@ -43,9 +41,3 @@ def lenet_task(name: str) -> Task:
         optimizer=partial(torch.optim.Adam, lr=5e-4),
         pretrain=pretrain,
     )
-
-
-@cache
-def _read(name: str, split: str, folder: Path) -> tuple[Tensor, Tensor]:
-    """Reads once per folder: `folder` is only part of the cache's key."""
-    return load_mnist(split, name)

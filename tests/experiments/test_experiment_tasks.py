@@ -9,7 +9,7 @@ from public_data import needs_data
 import mfac
 from experiments.correlations import pearson, spearman
 from experiments.datasets.folder import MissingData
-from experiments.datasets.sentence_batches import SentenceBatches, Tokens
+from experiments.datasets.sentences import SentenceBatches, Tokens
 from experiments.tasks.glue import correlation
 from mfac.app.runs.task_batches import measure
 from mfac.app.tasks import Task, load_task
