@@ -55,10 +55,6 @@ class Settings:
         return gradients + (0 if self.tiny else 7) if method == "M-FAC" else 0
 
 
-def batches(size: int, seed: int) -> data.ImageBatches:
-    return data.cifar_batches(size, data.HALVES, seed)
-
-
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any, source: Any, count: int) -> float:
     """Trains on `count` batches; processor seconds."""
     began = time.process_time()
@@ -84,12 +80,12 @@ class Run:
         self.scheduler = learning_rate_cycle(self.optimizer, self.period, steps, low=self.period // 3)
         options = {"method": "magnitude", "num_grads": 1, "recomputations": 1, "bn_batches": None}
         if name == "M-FAC":
-            bn_batches = list(itertools.islice(batches(settings.batch_size, 3000), 4))
+            bn_batches = list(itertools.islice(self.task.batches(settings.batch_size, 3000), 4))
             options = {"damping": "auto", "num_grads": settings.num_grads, "recomputations": settings.recomputations,
                        "bn_batches": bn_batches}  # fmt: skip
         self.pruner = GradualPruner(
-            self.model, cross_entropy, lambda step: batches(settings.gradient_batch, step), list(settings.schedule),
-            optimizer=self.optimizer, reset_momentum=True, progress=False, **PAPER | options,
+            self.model, cross_entropy, lambda step: self.task.batches(settings.gradient_batch, step),
+            list(settings.schedule), optimizer=self.optimizer, reset_momentum=True, progress=False, **PAPER | options,
         )  # fmt: skip
 
     def step(self) -> dict[str, float] | None:
@@ -101,7 +97,7 @@ class Run:
         row = {"sparsity": result.sparsity, "pruning_seconds": round(time.process_time() - began, 1)}
         row["pruned"] = self.task.test(self.model)["accuracy"]
         number = self.pruner.steps_done
-        source = batches(self.settings.batch_size, 1000 + number)
+        source = self.task.batches(self.settings.batch_size, 1000 + number)
         row["training_seconds"] = round(train(self.model, self.optimizer, self.scheduler, source, self.period), 1)
         row["trained"] = self.task.test(self.model)["accuracy"]
         if self.settings.schedule[number - 1] in self.settings.ends:
@@ -115,7 +111,7 @@ class Run:
         optimizer = torch.optim.SGD(model.parameters(), self.lr, momentum=0.9)
         attach_masks(optimizer, masks, model)
         scheduler = learning_rate_cycle(optimizer, 1, 0, drops=(tail // 2, tail * 4 // 5))
-        train(model, optimizer, scheduler, batches(self.settings.batch_size, seed), tail)
+        train(model, optimizer, scheduler, self.task.batches(self.settings.batch_size, seed), tail)
         named = dict(model.named_parameters())
         assert all(not named[name][~mask].count_nonzero() for name, mask in masks.items())
         return accuracy_at_end(model, self.settings)
