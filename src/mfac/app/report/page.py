@@ -4,7 +4,6 @@ import os
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, StrictUndefined
@@ -15,40 +14,30 @@ from mfac.app.report.overview import run_facts, settings_section, summaries
 from mfac.app.report.record import completed
 from mfac.app.report.sections import result_sections
 from mfac.app.runs.folder import writing
-from mfac.app.runs.format import is_report
-
-PathLike = str | os.PathLike[str]
+from mfac.app.runs.format import Record, is_report
 
 
 def write_page(
-    runs: list[dict[str, Any]],
-    path: PathLike,
-    title: str | None = None,
-    folders: Sequence[PathLike] | None = None,
-    force: bool = False,
+    runs: list[Record], path: Path, title: str | None = None, folders: Sequence[Path] = (), force: bool = False
 ) -> None:
     """Writes the page of one or several runs (the contents of run.json files), completely or not at all.
 
-    `folders` are those of the runs, for the links to their files; None: a single run's is the folder of the page.
-    A file that is not such a page is replaced only with `force`.
+    `folders` are those of the runs, for the links to their files; by default the folder of the page. A file that is not
+    such a page is replaced only with `force`.
     """
-    if Path(path).exists() and not is_report(Path(path)) and not force:
+    if path.exists() and not is_report(path) and not force:
         remedy = "move it, choose another file (--out), or overwrite it (mfac report --force)"
         raise FileExistsError(f"{path} exists and is not a report of mfac; {remedy}")
-    here = Path(path).absolute().parent
-    relative = None if folders is None else [os.path.relpath(folder, here) for folder in folders]
-    text = render_page(runs, title, relative)
-    with writing(Path(path)) as draft:
+    text = render_page(runs, title, [os.path.relpath(folder, path.absolute().parent) for folder in folders])
+    with writing(path) as draft:
         draft.write_text(text, encoding="utf-8")
 
 
-def render_page(runs: list[dict[str, Any]], title: str | None = None, folders: Sequence[PathLike] | None = None) -> str:
+def render_page(runs: list[Record], title: str | None = None, folders: Sequence[str] = ()) -> str:
     """The page as text, the same for the same runs; `folders` are relative to the folder of the page."""
     known = completed(runs)
-    if folders is None and len(runs) == 1:
-        folders = ["."]
-    for place, run in enumerate(known):
-        run["folder"] = None if folders is None else quote(f"{os.fspath(folders[place])}/").removeprefix("./")
+    for run, folder in zip(known, folders or ["."] * len(runs), strict=True):
+        run["folder"] = quote(f"{folder}/").removeprefix("./")
     template, style = ((files("mfac.app.report") / name).read_text("utf-8") for name in ("page.html", "style.css"))
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(template).render(

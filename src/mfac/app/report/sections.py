@@ -139,7 +139,6 @@ def _cell_table(series: Sequence[Series]) -> list[Table]:
 
 
 def _links(one: Series, cell: Record) -> str:
-    """What each file holds, linked to it if the page knows the folder of the run."""
-    folder, link = one.run["folder"], Markup('<a href="{}">{}</a>')
-    files = [(name, quote(path)) for name, path in cell["files"].items()]
-    return Markup(", ").join(name if folder is None else link.format(folder + path, name) for name, path in files)
+    """What each file holds, linked to it."""
+    link, files = Markup('<a href="{}">{}</a>'), cell["files"].items()
+    return Markup(", ").join(link.format(one.run["folder"] + quote(path), name) for name, path in files)
