@@ -118,20 +118,6 @@ def test_the_preconditioner_helps_sgd_and_lets_the_others_learn(example):
     assert results["SGD", True][1] < results["SGD", False][1]
 
 
-def test_lightnings_wrapper_of_the_optimizer_passes_on_what_is_ours():
-    from lightning.pytorch.core.optimizer import LightningOptimizer
-
-    parameter = torch.nn.Parameter(torch.ones(3))
-    optimizer = MFAC([parameter], num_grads=2)
-    wrapper = LightningOptimizer(optimizer)
-    parameter.grad = torch.ones(3)
-    optimizer.step()
-    wrapper.damping = 0.5
-    assert optimizer.damping == 0.5
-    assert wrapper.diagnostics() == optimizer.diagnostics()
-    assert wrapper.state_dict()["state"].keys() == optimizer.state_dict()["state"].keys()
-
-
 def test_mrpc_without_data_says_where_it_belongs(example, tmp_path, monkeypatch):
     monkeypatch.setenv("MFAC_DATA", str(tmp_path))
     with pytest.raises(SystemExit, match="set MFAC_DATA"):

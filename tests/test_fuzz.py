@@ -2,9 +2,7 @@
 
 import copy
 import os
-import tempfile
 import warnings
-from pathlib import Path
 
 import mpmath
 import torch
@@ -132,27 +130,6 @@ def stored_finite(g, kind):
     """Whether a window can hold a gradient and its square."""
     dense = g.to(kind) if isinstance(kind, torch.dtype) and kind.is_floating_point else g
     return bool(dense.double().square().sum().isfinite())
-
-
-@fuzz
-@given(st.data())
-def test_masks_and_compact_files(data):
-    mask = data.draw(st.one_of(tensors(2, 3), seeds.map(lambda seed: torch.arange(6).view(2, 3) * seed % 2)))
-    model = nn.Linear(3, 2)
-    before, masks = copy.deepcopy(model.state_dict()), {"weight": mask}
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            mfac.apply_masks(model, masks)
-            mfac.save_masks(masks, f"{folder}/masks")
-            mfac.save_compact(model, f"{folder}/model", masks)
-        except REFUSED:
-            assert same(dict(model.state_dict()), dict(before))
-            assert not list(Path(folder).iterdir())
-            return
-        assert torch.equal(mfac.load_masks(f"{folder}/masks")["weight"], mask.bool())
-        found = mfac.load_compact(f"{folder}/model")
-        assert same(found.state_dict, dict(model.state_dict()))
-        assert torch.equal(found.state_dict["weight"], before["weight"] * mask.bool())
 
 
 @fuzz

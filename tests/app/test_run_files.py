@@ -5,7 +5,7 @@ import json
 import pytest
 import report_cases as cases
 import torch
-from run_cases import ONE_SHOT, StopAfter, data, full_disk, network, small_task
+from run_cases import ONE_SHOT, StopAfter, data, network, small_task
 from safetensors.torch import save, save_file
 from torch import nn
 from torch.nn import functional as F
@@ -118,23 +118,6 @@ def test_a_run_is_resumed_with_its_cells_and_its_start(tmp_path):
     assert after["finished"] >= after["started"] == before["started"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"settings": {**DESCRIPTION["settings"], "num_grads": None}}, "num_grads was 64 and is now none"),
-        ({"kind": "train"}, "the command was prune and is now train"),
-        ({"model": {"weights": 11, "tensors": 6}}, "model weights was 17226 and is now 11"),
-    ],
-)
-def test_the_folder_of_another_run_is_refused_with_the_difference(tmp_path, changes, words):
-    begin(tmp_path)
-    before = (tmp_path / "run.json").read_bytes()
-    problem = f"holds another run: {words}; .*--out.*--fresh"
-    with pytest.raises(ValueError, match=problem), open_run(tmp_path, DESCRIPTION | changes):
-        pass
-    assert (tmp_path / "run.json").read_bytes() == before
-
-
 def test_fresh_removes_the_files_of_the_run_and_no_others(tmp_path):
     with open_run(tmp_path, DESCRIPTION):
         pass
@@ -193,18 +176,6 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
     for path, words in ((tmp_path, r"not a run folder \(it contains run\)"), (tmp_path / "thesis.tex", "is a file")):
         with pytest.raises(ValueError, match=words), open_run(path, DESCRIPTION):
             pass
-
-
-def test_a_full_disk_leaves_the_record_as_it_was(tmp_path, monkeypatch):
-    begin(tmp_path)
-    before = (tmp_path / "run.json").read_bytes()
-    with open_run(tmp_path, DESCRIPTION) as folder, full_disk(monkeypatch, after=1):
-        with pytest.raises(OSError, match="No space left") as caught:
-            folder.add({**CELL, "asked": 0.5})
-        assert caught.value.filename == str(tmp_path / "run.json")
-        assert folder.record["cells"] == json.loads(before)["cells"] == [CELL]
-    assert (tmp_path / "run.json").read_bytes() == before
-    assert not list(tmp_path.glob("*.part"))
 
 
 @pytest.mark.parametrize(

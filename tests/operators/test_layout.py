@@ -48,6 +48,7 @@ def test_frozen_parameters_are_chosen_only_if_nothing_else_has_that_name(params,
         (torch.zeros(2), r"a tensor of shape \(2,\) matches no parameter"),
         ("2.steps", "'2.steps' is not of floating-point numbers, so it has no gradient"),
         ([], "params is empty; name at least one"),
+        ("re:[", r"params: 're:\[' is not a regular expression after 're:': unterminated"),
     ],
 )
 def test_parameters_that_are_not_there(params, message):
@@ -102,8 +103,3 @@ def test_masks_keep_only_the_chosen_coordinates():
 def test_masks_that_do_not_fit(masks, message):
     with pytest.raises(ValueError, match=message):
         ParameterLayout(mlp().model, "0.bias", masks)
-
-
-def test_a_pattern_that_is_no_regular_expression():
-    with pytest.raises(ValueError, match=r"params: 're:\[' is not a regular expression after 're:': unterminated"):
-        ParameterLayout(mlp().model, "re:[")

@@ -6,9 +6,6 @@ from models import mlp
 from pruning_cases import dense_joint, quadratic, quick, solve, zeros
 from torch import nn
 
-from mfac.pruning.greedy import greedy_costs
-from mfac.woodbury import scores
-
 
 def wide_mlp():
     torch.manual_seed(0)
@@ -88,14 +85,6 @@ def test_groups_lose_what_surgery_inside_them_would_take(blocks):
     gone = literal_order(F, problem.theta[:12], [range(i, i + 4) for i in (0, 4, 8)], removals=2)
     assert torch.equal(~result.masks["first"].flatten(), gone)
     assert result.predicted_increase == pytest.approx(dense_joint(F, problem.theta[:12], gone)[1], rel=1e-8)
-
-
-def test_the_order_inside_groups_is_not_that_of_single_scores():
-    """Two weights that do the same: each alone can be made up for by the other, both cannot."""
-    inverse = torch.linalg.inv(torch.tensor([[1.01, 1.0, 0.0], [1.0, 1.01, 0.0], [0.0, 0.0, 0.2]]).double())
-    assert scores(torch.ones(3), inverse.diagonal()).argmax() == 2
-    costs = greedy_costs(inverse[None], torch.ones(1, 3).double(), absent=torch.zeros(1, 3, dtype=torch.bool))
-    assert costs[0].argsort().tolist()[1] == 2
 
 
 @pytest.mark.parametrize("pattern", ["row", "channel"])

@@ -58,16 +58,7 @@ def groups_of(model: nn.Module) -> list[dict[str, Any]]:
 class Training:
     """A model, its optimizer, and the ranks that train them: way is "ddp" or "fsdp"; no group is one process."""
 
-    def __init__(
-        self,
-        group: Any,
-        way: str,
-        *,
-        dtype: torch.dtype = torch.float64,
-        masked: bool = False,
-        optimizer=MFAC,
-        **options,
-    ):
+    def __init__(self, group, way, *, dtype=torch.float64, masked=False, optimizer=MFAC, **options):
         self.group, self.dtype = group, dtype
         self.model = network(dtype)
         masks = {"0.weight": mask_of(self.model[0].weight)} if masked else None
