@@ -27,7 +27,7 @@ def rank_pool(tmp_path_factory):
     pool.close()
 
 
-SLOW = {"test_distributed_examples", "test_experiment_recipes", "test_pruning_callbacks", "test_gradients_memory"}
+SLOW = {"test_distributed_examples", "test_experiment_recipes", "test_pruning_callbacks"}
 
 
 def pytest_collection_modifyitems(items):

@@ -16,7 +16,7 @@ from experiments.ledger import Ledger
 from experiments.recipe import Recipe, Request
 from experiments.recipes import RECIPES, bert, table1, table2, table4_right
 from experiments.step_times import overheads
-from experiments.training import Training, cosine, drops, last_loss
+from experiments.training import Training, cosine, cross_entropy, drops, last_loss
 
 
 class Batches:
@@ -53,40 +53,27 @@ def test_a_recipe_runs_draws_and_is_not_run_twice(name, tmp_path, capsys):
 
 
 def test_an_interrupted_training_ends_as_one_that_was_not(tmp_path):
-    def training(steps_seen, keep):
-        model = network()
+    def training(keep=None, stop=None):
+        model, calls = network(), []
+
+        def loss_fn(model, batch):
+            calls.append(1)
+            if len(calls) == stop:
+                raise KeyboardInterrupt
+            return cross_entropy(model, batch)
+
         optimizer = mfac.MFAC(model.parameters(), 0.1, 3, 0.1, normalize="sum")
-        batches = Batches()
-        loss_fn = None if steps_seen is None else stop_after(steps_seen)
-        run = Training(model, optimizer, batches, 6, drops(0.5), keep=keep, test=lambda m: {}, test_every=2)
-        if loss_fn:
-            run.loss_fn = loss_fn
+        run = Training(model, optimizer, Batches(), 6, drops(0.5), keep=keep, test=lambda m: {}, test_every=2)
+        run.loss_fn = loss_fn
         return run
 
-    whole = training(None, None)
-    expected = whole.run()
-    stopped = training(5, tmp_path / "run.pt")
+    path = tmp_path / "run.pt"
+    whole, resumed = training(), training(path)
     with pytest.raises(KeyboardInterrupt):
-        stopped.run()
-    resumed = training(None, tmp_path / "run.pt")
-    record = resumed.run()
-    assert record["losses"] == expected["losses"]
+        training(path, stop=6).run()
+    assert whole.run()["losses"] == resumed.run()["losses"]
     assert all(torch.equal(a, b) for a, b in zip(resumed.model.parameters(), whole.model.parameters(), strict=True))
-    assert not (tmp_path / "run.pt").exists()
-
-
-def stop_after(steps):
-    from experiments.training import cross_entropy
-
-    seen = []
-
-    def loss(model, batch):
-        if len(seen) == steps:
-            raise KeyboardInterrupt
-        seen.append(1)
-        return cross_entropy(model, batch)
-
-    return loss
+    assert not path.exists()
 
 
 def test_a_training_that_diverges_stops_and_says_so():
