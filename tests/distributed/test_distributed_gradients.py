@@ -36,13 +36,12 @@ def sizes_of(model):
 
 
 @contextmanager
-def pieces_of(piece_bytes, message_bytes=8 * 2**20):
-    before = exchange.PIECE_BYTES, exchange.MESSAGE_BYTES
-    exchange.PIECE_BYTES, exchange.MESSAGE_BYTES = piece_bytes, message_bytes
+def pieces_of(piece_bytes):
+    before, exchange.PIECE_BYTES = exchange.PIECE_BYTES, piece_bytes
     try:
         yield
     finally:
-        exchange.PIECE_BYTES, exchange.MESSAGE_BYTES = before
+        exchange.PIECE_BYTES = before
 
 
 def collected(group, num_grads, options, piece_rows=100):
@@ -50,7 +49,7 @@ def collected(group, num_grads, options, piece_rows=100):
     model, batches = problem()
     rank, size = group.rank(), group.size()
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    with pieces_of(8 * sum(sizes_of(model)) * piece_rows, 64 * size):
+    with pieces_of(8 * sum(sizes_of(model)) * piece_rows):
         rows = collect_gradients(model, LOSSES[options.get("fisher")], batches[rank::size], num_grads,
                                  process_group=group, progress=False, **options)  # fmt: skip
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
@@ -219,7 +218,7 @@ def peak_rise(group):
     inputs, targets = torch.randn(ROWS, WIDTH), torch.randint(10, (ROWS,))
     batches = list(zip(inputs.split(1), targets.split(1), strict=True))
     rank, size = group.rank(), group.size()
-    with pieces_of(8 * 2**20, 2 * 2**20):
+    with pieces_of(4 * 2**20):
         collect_gradients(model, cross_entropy, batches[rank::size], size, process_group=group)
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
         before = peak()
@@ -232,5 +231,5 @@ def peak_rise(group):
 def test_a_rank_holds_its_share_and_one_piece(rank_pool, size):
     for rise, share, row in rank_pool.run(size, peak_rise):
         assert share == pytest.approx(ROWS * row / size, rel=0.01)
-        # A piece of 8 MiB, a message of 2 MiB cut out, joined and received, and what a backward pass and malloc take.
-        assert rise < share + 8 + 3 * 2 + 8 * row
+        # A piece of 4 MiB, cut out, joined and received, and what a backward pass and malloc take.
+        assert rise < share + 4 * 4 + 8 * row

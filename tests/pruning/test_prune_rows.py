@@ -110,7 +110,7 @@ def test_tokens_are_rows_of_their_own_and_damping_is_relative():
         assert torch.allclose(model.inner.weight[o], old + delta, atol=1e-6)
 
 
-PRIORS = [("linear", None), ("linear", "8kB"), ("linear", "1kB"), ("convolution", None)]
+PRIORS = [("linear", None), ("linear", "11kB"), ("linear", "1kB"), ("convolution", None)]
 
 
 @pytest.mark.parametrize(("name", "memory"), PRIORS)
@@ -160,7 +160,7 @@ def test_conv1d_is_a_transposed_linear_layer(pattern):
         mfac.prune(hugging, LOSS, batches, None, pattern="2:5")
 
 
-LIMITS = [({"update": "joint"}, (20_000, "1kB")), ({"update": "obs"}, (20_000, "1kB")), ({}, (80_000,))]
+LIMITS = [({"update": "joint"}, (20_000, "1kB")), ({"update": "obs"}, (20_000, "1kB")), ({}, (100_000,))]
 
 
 @pytest.mark.parametrize(("options", "limits"), LIMITS, ids=str)
@@ -184,9 +184,9 @@ def test_a_layer_with_a_prior_that_does_not_fit_is_taken_in_groups(monkeypatch):
         return measured(self, parts)
 
     monkeypatch.setattr(RowFisher, "_measured", recorded)
-    mfac.prune(model, LOSS, batches, 0.6, memory=30_000, recomputations=1)
+    mfac.prune(model, LOSS, batches, 0.6, memory=40_000, recomputations=1)
     assert len(taken) == 2 * 6  # for the scores, and again for the removal
-    assert max(taken) <= 30_000
+    assert max(taken) <= 40_000
 
 
 def test_a_resumed_run_has_the_same_bits():

@@ -20,10 +20,9 @@ from mfac.gradients.model_state import evaluation
 from mfac.gradients.to_file import digest
 from mfac.inverse_fisher import Ranks
 
-# A rank makes rows until it has so many bytes of them, and sends them in messages of this size: large enough that the
-# time to start one does not count, small beside what a rank keeps.
+# A rank makes rows until it has so many bytes of them, and sends them: enough that the time to start a message does not
+# count, and little beside what a rank keeps.
 PIECE_BYTES = 32 * 2**20
-MESSAGE_BYTES = 8 * 2**20
 
 
 class Exchange(NamedTuple):
@@ -56,7 +55,7 @@ class Exchange(NamedTuple):
         """Makes and exchanges all rows, a piece at a time; if one rank fails, all do, and the model is as before.
 
         Row i of rank r is row i · size + r of the matrix, so that pieces follow one another in the matrix too. A rank
-        holds what it keeps, a piece of its own rows, and a message.
+        holds what it keeps, a piece of its own rows, and a message of that size.
         """
         collection, batches, ranks, shares = self
         progress = collection.progress if ranks.rank == 0 else False  # one bar is enough
@@ -71,25 +70,20 @@ class Exchange(NamedTuple):
                     made = next(pieces) if start < ours.count else made[:0]
                 first, last = start * size, min((start + piece) * size, collection.num_grads)
                 mine = kept[first:last] if isinstance(kept, Tensor) else made.new_empty(last - first, kept.dim)
-                self._send(made, mine, piece)
+                self._send(made, mine)
                 if start == 0:
                     _warn_of_repeats(mine[:size])
                 if not isinstance(kept, Tensor):
                     kept.add(mine)
 
-    def _send(self, made: Float[Tensor, "n d"], into: Float[Tensor, "rows columns"], piece: int) -> None:
+    def _send(self, made: Float[Tensor, "n d"], into: Float[Tensor, "rows columns"]) -> None:
         """Sends this rank's rows to those that keep the columns, and takes its columns of all ranks' rows."""
-        ranks, shares = self.ranks, self.shares
-        size, mine = ranks.size, shares[ranks.rank]
+        size, columns = self.ranks.size, into.shape[1]
         counts = [len(range(rank, len(into), size)) for rank in range(size)]
-        width = max(1, MESSAGE_BYTES // (piece * size * made.dtype.itemsize))
-        for first in range(0, max(map(len, shares)), width):
-            slices = [slice(share.start + first, min(share.start + first + width, share.stop)) for share in shares]
-            outgoing = [made[:, columns].reshape(-1) for columns in slices]
-            here = slice(min(first, len(mine)), min(first + width, len(mine)))
-            shapes = [(rows, here.stop - here.start) for rows in counts]
-            for rank, part in enumerate(ranks.exchange(outgoing, [rows * columns for rows, columns in shapes])):
-                into[rank::size, here] = part.view(shapes[rank]).to(into.device)
+        outgoing = [made[:, share.columns].reshape(-1) for share in self.shares]
+        parts = self.ranks.exchange(outgoing, [rows * columns for rows in counts])
+        for rank, (rows, part) in enumerate(zip(counts, parts, strict=True)):
+            into[rank::size] = part.view(rows, columns).to(into.device)
 
 
 def agreed_exchange(

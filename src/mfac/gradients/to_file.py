@@ -52,13 +52,11 @@ def _append_missing(collection: Collection, batches: Iterable[Batch], path: Path
             collection.plan = _check_fields(file, entries, collection, dtype)
             if done == collection.num_grads:
                 return file
-        staging = torch.empty(1, dim, dtype=dtype)
         for chunk in collection.chunks(chain([head], stream), done):
-            if len(staging) < chunk.count:
-                staging = torch.empty(chunk.count, dim, dtype=dtype)
+            rows = torch.empty(chunk.count, dim, dtype=dtype)
             known, good, failure = max(0, done - chunk.row), chunk.count, None
             try:
-                collection.fill(chunk, staging[: chunk.count])
+                collection.fill(chunk, rows)
                 collection.check()
             except NotFiniteError as error:
                 good, failure = error.good, error
@@ -67,7 +65,7 @@ def _append_missing(collection: Collection, batches: Iterable[Batch], path: Path
                     plan = collection.mapped.plan if collection.per_sample else None
                     fingerprint = json.dumps({"from": entries, "plan": plan})
                     file = GradientFile.create(path, collection.num_grads, dim, dtype, fingerprint)
-                file.append(staging[known:good])
+                file.append(rows[known:good])
             if failure is not None:
                 raise failure
     assert file is not None

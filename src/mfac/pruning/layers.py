@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional as F
 
 from mfac.layout import plain_name
@@ -19,11 +20,12 @@ OTHER_BLOCK = 128  # weights side by side, where it is not known which of them b
 
 @dataclass
 class LayerCall:
-    """A call of a layer: its input, and the gradient of its output once the backward pass has come by."""
+    """A call of a layer: its input, the place of its output in the graph, and `dy`, the gradient there once known."""
 
     module: nn.Module
     x: Tensor
-    dy: list[Tensor]
+    output: GradientEdge
+    dy: Tensor | None = None
 
     @cached_property
     def unfolded(self) -> Float[Tensor, "n inputs positions"]:
@@ -37,7 +39,11 @@ class LayerCall:
 
     def positions(self) -> tuple[Float[Tensor, "rows inputs"], Float[Tensor, "rows outputs"]]:
         dtype = torch.promote_types(self.x.dtype, torch.float32)
-        return self.x.flatten(0, -2).to(dtype), self.dy[0].flatten(0, -2).to(dtype)
+        return self.x.flatten(0, -2).to(dtype), self._dy(dtype).flatten(0, -2)
+
+    def _dy(self, dtype: torch.dtype) -> Tensor:
+        assert self.dy is not None
+        return self.dy.to(dtype)
 
     def gradient(self) -> Float[Tensor, "outputs inputs"]:
         if not self.has_positions:
@@ -49,7 +55,7 @@ class LayerCall:
         """Σ δδᵀ and Σ aaᵀ over positions, of which the second has fewer: its count."""
         if isinstance(self.module, nn.Conv1d | nn.Conv2d):
             x = self.unfolded
-            dy = self.dy[0].to(x.dtype).flatten(2).movedim(1, -1).flatten(0, 1)
+            dy = self._dy(x.dtype).flatten(2).movedim(1, -1).flatten(0, 1)
             x = x[:, :, :: -(-x.shape[2] // POSITIONS)].movedim(1, -1).flatten(0, 1)
         else:
             x, dy = self.positions()
@@ -64,7 +70,7 @@ class LayerCall:
             return torch.einsum("nto,nti->noi", dy, x)
         groups = self.module.groups
         x = self.unfolded.unflatten(1, (groups, -1))
-        dy = self.dy[0].to(x.dtype).flatten(2).unflatten(1, (groups, -1))
+        dy = self._dy(x.dtype).flatten(2).unflatten(1, (groups, -1))
         return (dy @ x.mT).flatten(1, 2)
 
 
@@ -107,9 +113,7 @@ def uses_of(weights: Sequence[Weight]) -> Iterator[dict[str, list[LayerCall]]]:
     def record(name: str, module: nn.Module, given: tuple[Tensor, ...], named: dict[str, Tensor], y: Tensor) -> None:
         if y.requires_grad:
             x = given[0] if given else next(iter(named.values()))
-            use = LayerCall(module, x.detach(), [])
-            y.register_hook(lambda gradient: use.dy.append(gradient.detach()))
-            uses[name].append(use)
+            uses[name].append(LayerCall(module, x.detach(), get_gradient_edge(y)))
 
     hooks = [
         module.register_forward_hook(lambda *call, name=weight.name: record(name, *call), with_kwargs=True)

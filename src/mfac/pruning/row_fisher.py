@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -28,7 +29,7 @@ PRIOR = 0.5  # of F is the Kronecker prior, if there is one
 LARGEST = 1 << 29  # bytes of a layer's blocks that a prior joins
 TOKENS = 32  # for each weight of a block are enough: those with the largest gradients, mostly
 TOLERANCE = 0.05  # of a weight's gradient: layers that use their weights otherwise than they should are far beyond it
-COPIES = 3  # of a block in float64: its sum, its factor, and one in the making
+COPIES = 4  # of a block in float64: its sum, its factor, and two in the making
 ROWS_AT_ONCE = 256  # are multiplied together, if blocks are not smaller
 
 Pick = Callable[["Part", slice], Float[Tensor, "rows outputs kept"]]
@@ -237,8 +238,10 @@ class RowFisher:
             found.append(part.blocks(divisor, self.dampings[name], self.ranks, priors.get(name)))
         return found
 
-    def _backward(self, weights: Sequence[Weight]) -> Iterator[tuple[Calls, Sequence[Tensor | None]]]:
-        """The uses of the weights in each batch, and their gradients."""
+    def _backward(
+        self, weights: Sequence[Weight], also: Sequence[Tensor] = ()
+    ) -> Iterator[tuple[Calls, Sequence[Tensor | None]]]:
+        """The uses of the weights in each batch, those that the loss depends on, and the gradients of other tensors."""
         tensors, device = [weight.tensor for weight in weights], self.layout.device
         if not weights:
             return
@@ -249,14 +252,20 @@ class RowFisher:
                 for calls in uses.values():  # drawing may have called the model
                     calls.clear()
                 loss = self.collection.loss(self.weights.model, drawn)
-                yield uses, torch.autograd.grad(loss, tensors, allow_unused=True)
+                every = [call for calls in uses.values() for call in calls]
+                wanted: Any = (*(call.output for call in every), *also)  # not the weights, which would cost more
+                gradients = torch.autograd.grad(loss, wanted, allow_unused=True) if wanted else ()
+                for call, dy in zip(every, gradients, strict=False):
+                    call.dy = dy
+                found = {name: [call for call in calls if call.dy is not None] for name, calls in uses.items()}
+                yield found, gradients[len(every) :]
 
     def _understood(self) -> dict[str, bool]:
         """The weights whose gradient follows from what their layers see, and whether that is tokens."""
         weights, found = [weight for weight in self.weights.layers.values() if weight.modules], {}
-        for uses, gradients in self._backward(weights):
+        for uses, gradients in self._backward(weights, [weight.tensor for weight in weights]):
             for weight, gradient in zip(weights, gradients, strict=True):
-                calls = [use for use in uses[weight.name] if use.dy]
+                calls = uses[weight.name]
                 if gradient is not None and calls:
                     true = weight.by_output(gradient)
                     error = sum((use.gradient() for use in calls), -true)
@@ -271,10 +280,9 @@ class RowFisher:
         return small and all(getattr(m, "groups", 1) == 1 for m in self.weights.layers[name].modules)
 
     def _add(
-        self, part: Part, uses: Sequence[LayerCall], squares: Float[Tensor, "outputs inputs"], prior: Prior | None
+        self, part: Part, calls: Sequence[LayerCall], squares: Float[Tensor, "outputs inputs"], prior: Prior | None
     ) -> None:
         """Adds the rows of a batch to a part, and their squares."""
-        calls = [use for use in uses if use.dy]
         is_mean = self.collection.fisher != "gauss-newton"  # whose rows have the weights of the mean already
         root = len(calls[0].x) ** 0.5 if is_mean and calls else 1.0
         if prior is not None:
@@ -329,7 +337,7 @@ def _sampled(sizes: Float[Tensor, " n"], count: int) -> tuple[Int[Tensor, " k"],
 def _outer(
     a: Float[Tensor, "rows inputs+1"], dy: Float[Tensor, "rows outputs"], part: Part, some: slice
 ) -> Float[Tensor, "some outputs kept"]:
-    return a[some][:, part.inside] * dy[some, part.outputs, None]
+    return (a[some, None, :-1] if part.whole else a[some][:, part.inside]) * dy[some, part.outputs, None]
 
 
 def _picked(G: Float[Tensor, "rows outputs inputs"], part: Part, some: slice) -> Float[Tensor, "some outputs kept"]:
