@@ -69,12 +69,6 @@ def fill(op: DynamicInverseFisher, gradients: Iterable[torch.Tensor]) -> None:
     op._updates = m
 
 
-def matmul_rate(m: int, d: int) -> float:
-    """Flops a second of a plain float32 product [m, d] x [d, m]: the machine's limit for the static set-up."""
-    G = torch.randn(m, d)
-    return 2 * m * m * d / seconds(product=lambda: G @ G.T)["product"]
-
-
 def environment() -> dict[str, object]:
     """What the figures were measured on, and when."""
     return {"date": datetime.date.today().isoformat(), **machine()}

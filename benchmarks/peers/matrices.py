@@ -1,8 +1,11 @@
 """The gradients that every contender is given, and the truth about them in float64."""
 
+import sys
 from pathlib import Path
 
 import torch
+
+import mfac
 
 DAMPING = 1e-5
 COMMON = 4  # directions that all gradients share, each half as strong as the one before
@@ -43,6 +46,22 @@ def rows(m, d):
     G = torch.empty(m, d)
     fill_rows(G)
     return G
+
+
+def real_rows(m):
+    """What they are of, and gradients of batches: ResNet20 on CIFAR-10 where the data is at hand, else digits."""
+    sys.path.insert(0, str(Path(__file__).parents[2]))  # of a script, the folder of experiments is not on the path
+    torch.manual_seed(0)
+    try:
+        from experiments.data import HALVES, cifar_batches
+        from experiments.models.resnet import mfac_resnet20
+
+        name, model, batches = "ResNet20", mfac_resnet20(), cifar_batches(16, HALVES, seed=0)
+    except (ImportError, FileNotFoundError):
+        from mfac.app.tasks import digits
+
+        name, model, batches = "digits", digits.model(), digits.train_batches()
+    return name, mfac.collect_gradients(model, mfac.criterion_loss(torch.nn.CrossEntropyLoss()), batches, m, cycle=True)
 
 
 def vector(d):
