@@ -325,7 +325,8 @@ class DualBlocks:
 
     def _terms(self, blocks: Blocks, a: Float[Tensor, "blocks m *k"]) -> Float[Tensor, "blocks *k"]:
         """Σ_k D_k a_k²."""
-        return torch.einsum("bm,bm...->b...", self._factors.condition.squares[blocks], a.square())
+        squares = self._factors.condition.squares[blocks]
+        return (squares.view(*squares.shape, *[1] * (a.ndim - 2)) * a.square()).sum(1)
 
     def _project(self, x: Tensor, blocks: slice, pieces: Pass, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """‖x‖² of each block, and G x; over all ranks."""
@@ -369,7 +370,7 @@ class DualBlocks:
 
     def _whitening(self, blocks: slice) -> Float[Tensor, "blocks m m"]:
         """The matrix that makes W of G."""
-        Linv = woodbury.inverse_factor(self._factors.L[blocks])
+        Linv = self._factors.inverse_factor(blocks)
         return Linv if self._scale is None else Linv * self._scale.T
 
     def _multiply_rows(self, lower: Callable[[slice], Float[Tensor, "blocks m m"]]) -> None:

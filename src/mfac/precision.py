@@ -67,6 +67,7 @@ class Factors:
         shapes = (count,), (count, m), (count, m), (count,)
         self.condition = Condition(*(torch.full(s, math.nan, dtype=torch.float64, device=device) for s in shapes))
         self._settled = torch.zeros(count, dtype=torch.bool)
+        self._made: tuple[slice, Tensor] | None = None  # L⁻¹ of these blocks, for the diagonal that may follow
 
     def accept(self, blocks: Blocks, K: Float[Tensor, "k m m"], error: float | Tensor) -> bool:
         """Takes over K, which is overwritten, and its error, unless it is not finite."""
@@ -75,7 +76,7 @@ class Factors:
             return False
         self.L[blocks] = woodbury.pack(woodbury.factor(K, self.shift, overwrite=True), K)
         self.condition.squares[blocks], self.condition.gram[blocks] = squares, error
-        self._settled[blocks] = False
+        self._settled[blocks], self._made = False, None
         return True
 
     def gram(self, blocks: Blocks) -> Float[Tensor, "k m m"]:
@@ -86,8 +87,9 @@ class Factors:
         if not bool(self._settled[blocks].all()):
             Linv = woodbury.inverse_factor(self.L[blocks])
             self.condition.growth[blocks] = woodbury.growth(Linv, self.condition.squares[blocks])
-            self.condition.inverse[blocks] = Linv.square_().sum(1)
+            self.condition.inverse[blocks] = Linv.square().sum(1)
             self._settled[blocks] = True
+            self._made = (blocks, Linv) if isinstance(blocks, slice) else None
         return Condition(*(part[blocks] for part in self.condition))
 
     def damped(self, blocks: Blocks) -> Float[Tensor, "k m m"]:
@@ -95,6 +97,11 @@ class Factors:
         S = self.gram(blocks)
         S.diagonal(dim1=1, dim2=2).add_(self.shift)
         return S
+
+    def inverse_factor(self, blocks: slice) -> Float[Tensor, "k m m"]:
+        """L⁻¹; what was made for the condition is given away."""
+        made, self._made = self._made, None
+        return made[1] if made is not None and made[0] == blocks else woodbury.inverse_factor(self.L[blocks])
 
     def rough(self, blocks: Blocks) -> Bool[Tensor, " k"]:
         """For which blocks K is not in float64."""
@@ -238,7 +245,7 @@ def removal_error(condition: Condition, terms: Tensor, moved: Tensor) -> Float[T
 
 
 def _times(a: Float[Tensor, " blocks"], b: Float[Tensor, "blocks *k"]) -> Float[Tensor, "blocks *k"]:
-    return torch.einsum("b,b...->b...", a, b)
+    return a.view(-1, *[1] * (b.ndim - 1)) * b
 
 
 def check_promise(error: Float[Tensor, "..."], squares: Float[Tensor, "..."], shift: float) -> None:
