@@ -13,6 +13,7 @@ from mfac.damage import count_of, reading
 from mfac.memory import check_count
 from mfac.precision import check_dense
 
+PathLike = str | os.PathLike[str]
 MAGIC = b"MFACROWS"
 HEADER_BYTES = 4096
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -28,7 +29,7 @@ class GradientFile:
         ValueError: the file is not a gradient file.
     """
 
-    def __init__(self, path: str | os.PathLike[str]):
+    def __init__(self, path: PathLike):
         self.path = Path(path)
         header = _read_header(self.path)
         self.num_grads: int = header["num_grads"]
@@ -39,12 +40,7 @@ class GradientFile:
 
     @classmethod
     def create(
-        cls,
-        path: str | os.PathLike[str],
-        num_grads: int,
-        dim: int,
-        dtype: torch.dtype = torch.float32,
-        fingerprint: str = "",
+        cls, path: PathLike, num_grads: int, dim: int, dtype: torch.dtype = torch.float32, fingerprint: str = ""
     ) -> "GradientFile":
         """Creates an empty file for `num_grads` rows of `dim` numbers; never overwrites an existing file.
 

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, zip_longest
 from operator import index
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from mfac.windows.rows import Rows
 
 # Numbers of G in one piece: a piece of many small blocks stays in cache, one of a large block is wide enough for matrix
 # products, and one from disk is worth the reading.
@@ -123,20 +126,15 @@ class MadeColumns:
     gather: Callable[[Int[Tensor, " n"]], Float[Tensor, "m n"]]
 
 
-class OwnProducts(Protocol):
-    """A window whose storage multiplies all of its columns faster than pages of them could be made."""
-
-    def project(self, n: int, x: Float[Tensor, "d *k"], dtype: torch.dtype) -> Float[Tensor, "n *k"]: ...
-
-    def combine(self, a: Float[Tensor, "n *k"], dtype: torch.dtype) -> Float[Tensor, "d *k"]: ...
-
-
 class Pages:
-    """The columns of an m x d matrix, brought to `device`, `page_size` at once (None: `columns_at_once` chooses)."""
+    """The columns of an m x d matrix, brought to `device`, `page_size` at once (None: `columns_at_once` chooses).
+
+    A `window` multiplies all columns faster than pages of them could be made.
+    """
 
     def __init__(
         self, source: Tensor | MadeColumns, device: torch.device, page_size: int | None = None,
-        window: OwnProducts | None = None,
+        window: "Rows | None" = None,
     ):  # fmt: skip
         self.window = window
         self.source = source

@@ -22,14 +22,9 @@ class PrimalBlocks:
     """
 
     def __init__(
-        self,
-        run: BlockRun,
-        damping: float,
-        device: torch.device,
-        precision: Precision = "float64",
-        pages: Pages | None = None,
-        weights: Float[Tensor, " m"] | None = None,
-    ):
+        self, run: BlockRun, damping: float, device: torch.device, precision: Precision = "float64",
+        pages: Pages | None = None, weights: Float[Tensor, " m"] | None = None,
+    ):  # fmt: skip
         self.run = run
         self._precision: Precision = precision
         self._pages, self._weights = pages, weights

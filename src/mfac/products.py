@@ -20,6 +20,8 @@ WHITEN_COLUMNS = 1 << 11  # a whitened tile should still be in cache when it is 
 # Row blocks of symmetric and triangular products, whose upper halves are never computed.
 ROW_BLOCKS, LEAST_ROWS = 4, 64
 
+Whitened = Callable[[Int[Tensor, " k"], Int[Tensor, "k q"]], Float[Tensor, "k r q"]]
+
 
 def project(G: Float[Tensor, "*blocks m d"], x: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
     """G x, computed in `dtype` from G as stored, returned in float64."""
@@ -120,11 +122,7 @@ def whiten_(
 
 
 def pair_products(
-    rows: Int[Tensor, " n"],
-    columns: Int[Tensor, " n"],
-    length: int,
-    step: int,
-    whitened: Callable[[Int[Tensor, " k"], Int[Tensor, "k q"]], Float[Tensor, "k r q"]],
+    rows: Int[Tensor, " n"], columns: Int[Tensor, " n"], length: int, step: int, whitened: Whitened
 ) -> Float[Tensor, " n"]:
     """W_i · W_j for i in `rows` and j in `columns`, with blocks of `length` columns; zero between blocks.
 
