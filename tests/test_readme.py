@@ -1,10 +1,12 @@
 """The code of the README and of the guides runs as it stands, top to bottom; commands and links exist."""
 
+import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 from cli_cases import mfac as command
+from installed import NEEDED
 from states import same
 
 import mfac
@@ -57,3 +59,10 @@ def test_lists_count_as_they_are_written(page):
     lists = re.findall(r"<ol>(.*?)</ol>", markdown.markdown(text, extensions=["tables"]), re.DOTALL)
     shown = [str(number + 1) for items in lists for number in range(items.count("<li>"))]
     assert shown == re.findall(r"^(\d+)\. ", text, re.MULTILINE)
+
+
+def test_make_dist_tries_every_extra_with_a_module_that_exists():
+    extras = re.search(r"^EXTRAS \?= (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE).group(1)
+    assert set(extras.split()) == set(NEEDED)
+    for module in NEEDED.values():
+        assert not module.startswith("mfac.") or importlib.util.find_spec(module), f"{module} is not there"

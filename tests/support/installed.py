@@ -9,7 +9,7 @@ import mfac
 
 NEEDED = {
     "progress": "rich.progress",
-    "cli": "mfac.app.cli.app",
+    "cli": "mfac.app.cli.commands",
     "demo": "mfac.app.tasks.digits",
     "masks": "safetensors.torch",
     "scipy": "scipy.sparse.linalg",
