@@ -27,7 +27,7 @@ STEPS, SEEDS = 150, (1, 2)
 RATES: dict[str, tuple[Any, tuple[float, ...]]] = {  # the first is the default
     "AdamW": (torch.optim.AdamW, (1e-3, 3e-3, 1e-2)),
     "FullMatrixAdam": (FullMatrixAdam, (3e-3, 1e-2, 3e-2)),
-    "orthogonalized": (partial(FullMatrixAdam, orthogonalize=True), (2e-2, 6e-3, 6e-2)),
+    "orthogonalized": (partial(FullMatrixAdam, orthogonalize=True), (1e-2, 3e-3, 3e-2)),
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "defaults": {}, "power 0": {"power": 0.0}, "power 1/4": {"power": 0.25}, "power 1": {"power": 1.0},

@@ -4,16 +4,18 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import mfac
 from experiments import data
 from experiments.datasets.folder import data_folder
-from experiments.models.resnet import plain_resnet
-from experiments.training import cross_entropy
+from experiments.models.resnet import mfac_resnet20, plain_resnet
+from experiments.training import RUNS, cross_entropy
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Task:
     test_every: int
     loss_fn: Callable[[nn.Module, Any], Tensor] = cross_entropy
     search: "Task | None" = None  # the same with a part of the training data, tested on the rest
+    masks: Callable[[nn.Module], dict[str, Tensor]] | None = None  # of weights that stay zero
 
 
 def digits() -> Task:
@@ -74,6 +77,31 @@ def cifar10() -> Task:
                   steps=351, search_steps=351, seeds=1, test_every=351, loss_fn=autocast_loss)  # fmt: skip
     return replace(search, batches=lambda seed: data.cifar_batches(128, data.CIFAR10, seed),
                    test=data.make_test(data.CIFAR10), steps=3900, seeds=3, test_every=195, search=search)  # fmt: skip
+
+
+def sparse() -> Task:
+    """The paper's authors' ResNet20, pruned to 90 % by `mfac.prune`, once; its file is kept."""
+    images, labels = data.cifar10("train")
+    batches = partial(data.ImageBatches, batch_size=128, normalisation=data.HALVES, augment=True)
+    path = RUNS / "resnet20_sparse_90.pt"
+    if not path.exists():
+        model = mfac_resnet20()
+        few = list(islice(batches(images[:45000], labels[:45000], seed=0), 8))
+        mfac.prune(model, cross_entropy, few, 0.9, seed=0)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(model.state_dict(), path)
+
+    def model(seed: int) -> nn.Module:
+        pruned = mfac_resnet20()
+        pruned.load_state_dict(torch.load(path, weights_only=True))
+        return pruned
+
+    held_out = data.make_test(data.HALVES, load=lambda _: (images[45000:], labels[45000:]))
+    search = Task(model, lambda seed: batches(images[:45000], labels[:45000], seed=seed), held_out,
+                  steps=390, search_steps=130, seeds=3, test_every=39, loss_fn=autocast_loss,
+                  masks=mfac.masks_from_zeros)  # fmt: skip
+    return replace(search, batches=lambda seed: batches(images, labels, seed=seed),
+                   test=data.make_test(data.HALVES), search=search)  # fmt: skip
 
 
 class Windows:

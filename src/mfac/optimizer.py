@@ -28,18 +28,18 @@ OWN = ("_window", "seconds", "max_step_norm", "momentum_on", "shared")  # attrib
 class WindowOptimizer(Windowed, Optimizer, ABC):
     """An optimizer over one window of the gradients of all its parameters: groups, closures, and states.
 
-    A parameter has at most one buffer of its own shape in its state, called `buffer`.
+    The state of a parameter may have `buffers` of its own shape.
     """
 
     seconds: float
-    buffer: str
+    buffers: tuple[str, ...]
     shared: tuple[str, ...] = ()  # options that all groups have in common
 
     @abstractmethod
     def _take(self, gradients: dict[Tensor, Tensor]) -> None:
         """One step with these gradients, all of whose parameters are in the window."""
 
-    def _needs_buffer(self, group: Mapping[str, Any]) -> bool:
+    def _needs_buffers(self, group: Mapping[str, Any]) -> bool:
         return True
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -141,9 +141,10 @@ class WindowOptimizer(Windowed, Optimizer, ABC):
     def _begin(self, tensor: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
         state: dict[str, Any] = self.state[tensor]
         state.setdefault("step", 0)
-        if self.buffer not in state and self._needs_buffer(group):
-            dtype, contiguous = self._window.operator.dtype, torch.contiguous_format
-            state[self.buffer] = torch.zeros_like(tensor, dtype=dtype, memory_format=contiguous)
+        for name in self.buffers if self._needs_buffers(group) else ():
+            if name not in state:
+                dtype, contiguous = self._window.operator.dtype, torch.contiguous_format
+                state[name] = torch.zeros_like(tensor, dtype=dtype, memory_format=contiguous)
         return state
 
     def _load_window(self, state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -153,8 +154,8 @@ class WindowOptimizer(Windowed, Optimizer, ABC):
         rows = {tensor: entry for tensor, entry in entries.items() if entry.keys() & {"rows", "columns"}}
         for tensor, entry in entries.items():
             kept = {key: deepcopy(value) for key, value in entry.items() if key not in WINDOW_ENTRIES}
-            if self.buffer in kept:
-                kept[self.buffer] = like(f"a {self.buffer}", kept[self.buffer], tensor, self._window.operator.dtype)
+            for name in kept.keys() & set(self.buffers):
+                kept[name] = like(f"a {name}", kept[name], tensor, self._window.operator.dtype)
             entries[tensor] = kept
         self._window.load_state(shared, rows, name_parameters(self.param_groups))
         return {**state_dict, "state": entries}
@@ -174,11 +175,11 @@ def memory_of(
     process_group: ProcessGroup | None,
     buffered: Iterable[Tensor],
 ) -> int:
-    """The bytes of a window, its m x m algebra, and one buffer for each of the `buffered` parameters, on this rank."""
+    """The bytes of a window, its m x m algebra, and a buffer for each of the `buffered` parameters, on this rank."""
     named, found = trainable(groups, masks)
     columns = columns_of(named, found, parameter_ranks(named, process_group))
     dtype = row_dtype(columns.layout)
-    buffers = sum(local(tensor).numel() for tensor in set(buffered) if tensor.requires_grad) * dtype.itemsize
+    buffers = sum(local(tensor).numel() for tensor in buffered if tensor.requires_grad) * dtype.itemsize
     return window_bytes(num_grads, columns.dim, window or dtype) + buffers
 
 
@@ -226,7 +227,7 @@ class MFAC(WindowOptimizer):
         MemoryError: the window does not fit; the message has the figures.
     """
 
-    buffer = "momentum_buffer"
+    buffers = ("momentum_buffer",)
 
     def __init__(
         self,
@@ -285,7 +286,7 @@ class MFAC(WindowOptimizer):
     ) -> int:
         """The bytes that the optimizer will hold (on this rank) for its window, the m x m algebra and momentum."""
         groups = group_parameters(params, momentum=momentum)
-        buffered = (tensor for group in groups if group["momentum"] for tensor in group["params"])
+        buffered = {tensor for group in groups if group["momentum"] for tensor in group["params"]}
         return memory_of(groups, num_grads, window, masks, process_group, buffered)
 
     def _take(self, gradients: dict[Tensor, Tensor]) -> None:
@@ -294,7 +295,7 @@ class MFAC(WindowOptimizer):
         if steps is not None:
             self._move(steps)
 
-    def _needs_buffer(self, group: Mapping[str, Any]) -> bool:
+    def _needs_buffers(self, group: Mapping[str, Any]) -> bool:
         return bool(group["momentum"]) and self.momentum_on == "step"
 
     def _move(self, steps: dict[Tensor, Tensor]) -> None:
@@ -306,7 +307,7 @@ class MFAC(WindowOptimizer):
             if not params:
                 continue
             states = [self._begin(tensor, group) for tensor in params]
-            buffers = [state["momentum_buffer"] for state in states] if self._needs_buffer(group) else []
+            buffers = [state["momentum_buffer"] for state in states] if self._needs_buffers(group) else []
             parts = [steps[tensor] for tensor in params]
             update([local(tensor) for tensor in params], parts, [local(buffer) for buffer in buffers], group)
             for state in states:
