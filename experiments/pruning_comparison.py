@@ -2,6 +2,7 @@
 
     python -m experiments.pruning_comparison resnet20 --seeds 3    # also akamaster, stories260K, stories15M, resnet50
     python -m experiments.pruning_comparison stories260K --only "mfac.prune" --only K-FAC
+    python -m experiments.pruning_comparison resnet20 --refit      # each followed by `mfac.refit` to the dense outputs
     python -m experiments.pruning_comparison plot
 
 Every method has the same 64 calibration batches, the same sparsities one after the other from the weights before, the
@@ -112,7 +113,7 @@ def _resnet50() -> Subject:
                    ours=(("memory", "4GB"),))  # fmt: skip
 
 
-OURS, WITHOUT_PRIOR = "mfac.prune", 'mfac.prune, update="joint"'
+OURS, WITHOUT_PRIOR, REFITTED = "mfac.prune", 'mfac.prune, update="joint"', " + mfac.refit"
 IMAGE_METHODS = (OURS, WITHOUT_PRIOR, "K-FAC", "magnitude", "M-FAC (paper)", "L-OBS", "WoodFisher", "Wanda")
 LANGUAGE_METHODS = (OURS, WITHOUT_PRIOR, "K-FAC", "SparseGPT", "Wanda", "magnitude", "L-OBS", "M-FAC (paper)")
 SUBJECTS: dict[str, Callable[[], Subject]] = {
@@ -165,6 +166,12 @@ def tested(model: nn.Module, batches: Batches, test: Callable[[nn.Module], Any])
     return test(other.eval())
 
 
+def refit(subject: Subject, model: nn.Module, batches: Batches, masks: dict[str, Tensor]) -> nn.Module:
+    other = copy.deepcopy(model)
+    mfac.refit(other, subject.model(), subject.loss_fn, batches, masks)
+    return other
+
+
 def chosen(subject: Subject, name: str, ledger: Ledger) -> dict[str, Any]:
     """The settings with the lowest loss on held-out training data after pruning to `searched`."""
     candidates = METHODS[name]
@@ -194,8 +201,13 @@ def loss(model: nn.Module, loss_fn: LossFn, batches: Batches) -> float:
     return float(torch.stack([loss_fn(model, batch) for batch in batches]).mean())
 
 
-def row(subject: Subject, name: str, settings: dict[str, Any], seed: int, two_four: bool) -> dict[str, Any]:
-    """{sparsity: its cell}: each stage starts from the one before, SparseGPT from the dense model."""
+def row(
+    subject: Subject, name: str, settings: dict[str, Any], seed: int, two_four: bool, refitted: bool
+) -> dict[str, Any]:
+    """{sparsity: its cell}: each stage starts from the one before, SparseGPT from the dense model.
+
+    A copy is refitted for the test.
+    """
     model, batches, masks, cells = subject.model(), subject.calibration(seed), None, {}
     stages: dict[float | None, int] = {None: 4} if two_four else dict(subject.stages)
     for sparsity, recomputations in stages.items():
@@ -205,7 +217,7 @@ def row(subject: Subject, name: str, settings: dict[str, Any], seed: int, two_fo
         masks = pruned(subject, name, model, batches, sparsity, recomputations, masks, settings, seed)
         seconds = round(time.process_time() - start, 1)
         kept = sum(int(mask.sum()) for mask in masks.values()) / sum(mask.numel() for mask in masks.values())
-        cell = tested(model, batches, subject.test)
+        cell = tested(refit(subject, model, batches, masks) if refitted else model, batches, subject.test)
         cell |= {"sparsity": round(1 - kept, 4), "seconds": seconds,
                  "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}  # fmt: skip
         cells["2:4" if sparsity is None else f"{sparsity:.0%}"] = cell
@@ -213,7 +225,7 @@ def row(subject: Subject, name: str, settings: dict[str, Any], seed: int, two_fo
     return {"settings": settings, "cells": cells}
 
 
-def compare(subject_name: str, seeds: list[int], only: list[str]) -> None:
+def compare(subject_name: str, seeds: list[int], only: list[str], refitted: bool) -> None:
     subject = SUBJECTS[subject_name]()
     command = f"python -m experiments.pruning_comparison {subject_name}"
     ledger = Ledger(f"pruning_{subject_name}", command)
@@ -222,8 +234,8 @@ def compare(subject_name: str, seeds: list[int], only: list[str]) -> None:
         for name in only or subject.methods:
             settings = chosen(subject, name, ledger)
             for two_four in (False, True) if subject.pattern else (False,):
-                key = f"{name}, seed {seed}{', 2:4' if two_four else ''}"
-                ledger.cell(key, partial(row, subject, name, settings, seed, two_four))
+                key = f"{name}{REFITTED * refitted}, seed {seed}{', 2:4' if two_four else ''}"
+                ledger.cell(key, partial(row, subject, name, settings, seed, two_four, refitted))
 
 
 def means(cells: dict[str, Any], name: str) -> dict[str, tuple[float, float, int]]:
@@ -245,7 +257,8 @@ def plot() -> None:
     found = {name: cells for name, cells in found.items() if len(cells) > 1}
     figure, (axes,) = drawing.panels(1, len(found), (5 * len(found), 4.5))
     for axis, (title, cells) in zip(axes, found.items(), strict=True):
-        rows = {name: row for name in METHODS if (row := means(cells, name))}
+        names = [*METHODS, *(name + REFITTED for name in METHODS)]
+        rows = {name: row for name in names if (row := means(cells, name))}
         columns = list(dict.fromkeys(key for row in rows.values() for key in row))
         print(f"\n| {title} | {' | '.join(columns)} | seconds | seeds |\n| {'--- | ' * (len(columns) + 3)}")
         for number, (name, row) in enumerate(rows.items()):
@@ -268,11 +281,12 @@ def main() -> None:
     parser.add_argument("subject", choices=[*SUBJECTS, "plot"])
     parser.add_argument("--seeds", type=int, default=1, help="how many; each has its own calibration data")
     parser.add_argument("--only", action="append", default=[], choices=METHODS, help="a method; may be repeated")
+    parser.add_argument("--refit", action="store_true", help="refit every pruned model to the dense one's outputs")
     given = parser.parse_args()
     if given.subject == "plot":
         plot()
     else:
-        compare(given.subject, list(range(given.seeds)), given.only)
+        compare(given.subject, list(range(given.seeds)), given.only, given.refit)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,120 @@
+"""After pruning: the remaining weights are fitted to the outputs of the dense model, without labels."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mfac.gradients.batches import Batch, move
+from mfac.gradients.labels import family
+from mfac.gradients.losses import LossFn, OutputFn, ready_loss
+from mfac.gradients.model_state import evaluation
+from mfac.memory import check_count
+from mfac.pruning.batch_norm import BatchNorm, recalibrate
+from mfac.pruning.mask_keeper import attach_masks
+
+
+def refit(
+    model: nn.Module, dense: nn.Module, loss_fn: LossFn, batches: Iterable[Batch], masks: Mapping[Any, Tensor], *,
+    passes: int = 4, lr: float = 1e-3, output_fn: OutputFn | None = None,
+) -> list[float]:  # fmt: skip
+    """Trains a pruned model, in place, to have the outputs of the dense one: a short distillation on calibration data.
+
+        dense = copy.deepcopy(model)
+        result = mfac.prune(model, loss_fn, batches, 0.95)
+        mfac.refit(model, dense, loss_fn, batches, result.masks)
+
+    All trainable parameters move; removed weights stay zero. Adam, whose learning rate falls linearly to zero, lowers
+    the Kullback-Leibler divergence of the outputs (or their squared distance, for a squared error). Batch norm uses the
+    statistics of each batch, which are re-estimated at the end; everything else is in eval mode.
+
+    Args:
+        model: the pruned model; its training flags, `.grad` and the random state are left alone.
+        dense: another module with the outputs that are wanted.
+        loss_fn: `criterion_loss(...)` or `model_loss`, which know the outputs; or any, with `output_fn`.
+        batches: the calibration batches of pruning; labels decide only which positions count.
+        masks: {name or parameter: bool tensor}, False where a weight is removed.
+        passes: over the batches.
+        lr: the first learning rate.
+        output_fn: (model, batch) -> logits [samples, ..., classes].
+
+    Returns:
+        The mean divergence in each pass.
+
+    Raises:
+        ValueError: an argument that does not fit.
+        RuntimeError: a divergence that is not finite. The model is as it was before, as after any other error.
+    """
+    check_count("passes", passes)
+    ready, device = ready_loss(loss_fn, output_fn, "gauss-newton"), next(model.parameters()).device
+    given = [move(batch, device) for batch in batches]
+    if not given:
+        raise ValueError("batches is empty; at least one batch is needed")
+    if dense is model:
+        raise ValueError("dense is the model itself; keep a copy.deepcopy of it from before pruning, and pass that")
+    norms = [m for m in model.modules() if isinstance(m, BatchNorm) and m.track_running_stats]
+    with _as_before_on_error(model):
+        with evaluation(dense), evaluation(model):
+            for norm in norms:
+                norm.train()
+            optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr)
+            total, reading = passes * len(given), ready.reading(dense, given[0])
+            scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / total)
+            with attach_masks(optimizer, masks, model):
+                means = [
+                    _descend(optimizer, scheduler, (divergence(ready, model, dense, batch, reading) for batch in given))
+                    for _ in range(passes)
+                ]
+        if norms:
+            recalibrate(model, given, partial(loss_fn, model))
+    return means
+
+
+def _descend(optimizer: torch.optim.Optimizer, scheduler: Any, losses: Iterable[Tensor]) -> float:
+    """A step down each loss, which is computed when it is its turn; their mean."""
+    found = []
+    for loss in losses:
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        found.append(loss.detach())
+    mean = float(torch.stack(found).mean())
+    if not mean < torch.inf:
+        raise RuntimeError(f"the divergence of the outputs became {mean}, and the model is as before; lower lr")
+    return mean
+
+
+def divergence(ready: Any, model: nn.Module, dense: nn.Module, batch: Batch, reading: int) -> Float[Tensor, ""]:
+    """The mean over positions of KL(dense ‖ model), or of the squared distance; ignored labels do not count."""
+    with torch.no_grad():
+        aim = ready.parts(dense, batch, reading)[1]
+    criterion, z, targets = ready.parts(model, batch, reading)
+    kind = family(criterion, "gauss-newton")
+    if kind == "squared error":
+        return F.mse_loss(z, aim)
+    if kind == "sigmoid":
+        cross_entropy = partial(F.binary_cross_entropy_with_logits, target=aim.sigmoid())
+        return cross_entropy(z) - cross_entropy(aim)
+    each = F.kl_div(z.log_softmax(1), aim.log_softmax(1), log_target=True, reduction="none").sum(1)
+    if isinstance(targets, Tensor) and not targets.is_floating_point():
+        each = each[targets != getattr(criterion, "ignore_index", -100)]
+    return each.mean()
+
+
+@contextmanager
+def _as_before_on_error(model: nn.Module) -> Iterator[None]:
+    tensors = [*model.parameters(), *model.buffers()]
+    saved = [tensor.detach().clone() for tensor in tensors]
+    try:
+        yield
+    except BaseException:
+        with torch.no_grad():
+            for tensor, value in zip(tensors, saved, strict=True):
+                tensor.copy_(value)
+        raise
