@@ -5,7 +5,7 @@ from mfac.dynamic import DynamicInverseFisher
 from mfac.fisher_blocks import FisherBlocks
 from mfac.full_matrix_adam import FullMatrixAdam
 from mfac.gradient_file import GradientFile
-from mfac.gradients import accumulate_fisher, collect_gradients, criterion_loss, model_loss
+from mfac.gradients import accumulate_fisher, collect_gradients, criterion_loss, hessian_product, model_loss
 from mfac.influence import influence, leave_out, leverages
 from mfac.inverse_fisher import InverseFisher
 from mfac.optimizer import MFAC
@@ -61,6 +61,7 @@ __all__ = [
     "column_shares",
     "criterion_loss",
     "geometric_schedule",
+    "hessian_product",
     "influence",
     "learning_rate_cycle",
     "leave_out",

@@ -1,19 +1,21 @@
 """Influence functions: by how much losses would change if training samples were left out, from F⁻¹ exactly."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mfac import products
+from mfac import products, woodbury
 from mfac.dual import DualBlocks
 from mfac.gradient_file import GradientFile
 from mfac.inverse_fisher import InverseFisher
 from mfac.static import StaticInverseFisher
 
 Rows = Tensor | GradientFile | Iterable[Tensor]
+Product = Callable[[Tensor], Tensor]
 BLOCK = 1 << 24  # numbers in the rows that are worked on at once
+RESIDUAL = 1e-2  # beside a test gradient, at which conjugate gradients end
 
 
 @torch.no_grad()
@@ -24,11 +26,17 @@ def influence(
     *,
     leverage: bool = False,
     num_samples: int | None = None,
+    hessian: Product | None = None,
+    steps: int = 32,
 ) -> Float[Tensor, "tests train"]:
     """The change of each test loss if a training sample were left out: g_testᵀ F⁻¹ g_train / N, to first order.
 
     The unit is that of the loss. Positive: without the sample the test loss is higher, so the sample helps; negative:
     it harms. The model is taken to minimize the mean loss of N samples plus ½λ‖θ‖², and F to be the Hessian of that.
+
+    If F is only near the Hessian H, as for networks with hidden layers, give `hessian`: H⁻¹ then takes the place of
+    F⁻¹, by conjugate gradients preconditioned by F⁻¹. Where H is not positive definite, a test gradient keeps what the
+    steps of positive curvature made of it, in the worst case F⁻¹ g_test.
 
     With `leverage=True` sample i is divided by 1 − h_i, h = `leverages(op)`: F without row i then takes the place of F.
     If the losses are quadratic and the rows of `op` are their Gauss-Newton rows, this is the change of θ that training
@@ -42,21 +50,26 @@ def influence(
             than the memory. None: the rows of `op`.
         leverage: exact leave-one-out instead of the first order in 1/N; training row i must belong to row i of `op`.
         num_samples: N; None: the number of training rows given.
+        hessian: X [d, k] -> H X, in float64; `hessian_product` makes it. None: F is the Hessian.
+        steps: of conjugate gradients at most, each one call of `hessian`; they end where the residual is 1% of g_test.
 
     Returns:
         A matrix [tests, train] in float64.
 
     Raises:
-        ValueError: rows that do not fit the operator, are not finite, or are none at all.
+        ValueError: rows that do not fit the operator, are not finite, or are none at all; or an argument that is not
+            what it should be.
     """
     train = op._held_rows()[0] if train_grads is None else train_grads
     if num_samples is not None and not (isinstance(num_samples, int) and num_samples > 0):
         raise ValueError(f"num_samples must be the size of the training set, a positive int, not {num_samples!r}")
+    if not (isinstance(steps, int) and steps >= 0):
+        raise ValueError(f"steps must be how many steps of conjugate gradients to take, an int, not {steps!r}")
     rest = _leverages(op)[1] if leverage else None
     tests = _blocks(op, test_grads, "test_grads")
     if not isinstance(train, Tensor | GradientFile):  # can be read once only
         tests = iter([torch.cat(list(tests))])
-    values = torch.cat([_products(op, block, train) for block in tests])
+    values = torch.cat([_products(op, _solved(op, block.T, hessian, steps), train) for block in tests])
     count = values.shape[1]
     if rest is not None and len(rest) != count:
         raise ValueError(
@@ -114,9 +127,26 @@ def _leverages(op: InverseFisher) -> tuple[Float[Tensor, " m"], Float[Tensor, " 
     return h.minimum(bound / (op.damping + bound)), (1 - h).maximum(op.damping / (op.damping + bound))
 
 
-def _products(op: InverseFisher, tests: Float[Tensor, "t d"], train: Rows) -> Float[Tensor, "t n"]:
-    """g_testᵀ F⁻¹ g_train, over all ranks, in float64: for rows in the span of G nearly all of F⁻¹x cancels."""
-    solved = op @ tests.T
+def _solved(op: InverseFisher, right: Float[Tensor, "d t"], hessian: Product | None, steps: int) -> Tensor:
+    """F⁻¹ right, or H⁻¹ right column by column."""
+    if hessian is None:
+        return op @ right
+
+    def product(x: Tensor) -> Tensor:
+        result = hessian(x)
+        if not isinstance(result, Tensor) or result.shape != x.shape:
+            kind = list(result.shape) if isinstance(result, Tensor) else type(result).__name__
+            raise ValueError(f"hessian must return H X for X of shape {list(x.shape)}, in that shape, not {kind}")
+        return result.to(x)
+
+    def dot(a: Tensor, b: Tensor) -> Float[Tensor, " t"]:
+        return op._ranks.sum_((a * b).sum(0))
+
+    return woodbury.conjugate_gradients(product, op.__matmul__, right, steps, RESIDUAL, dot)
+
+
+def _products(op: InverseFisher, solved: Float[Tensor, "d t"], train: Rows) -> Float[Tensor, "t n"]:
+    """`solved`ᵀ g_train, over all ranks, in float64: for rows in the span of G nearly all of F⁻¹x cancels."""
     found = [op._ranks.sum_(products.project(g, solved, torch.float64)) for g in _blocks(op, train, "train_grads")]
     values = torch.cat(found).T.contiguous()
     if not bool(values.isfinite().all()):

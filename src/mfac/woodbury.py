@@ -166,21 +166,31 @@ def kept_factor(F: Float[Tensor, "*blocks b b"], removed: Bool[Tensor, "*blocks 
 
 def conjugate_gradients(
     apply: Callable[[Tensor], Tensor], precondition: Callable[[Tensor], Tensor], right: Float[Tensor, "..."],
-    most: int = 100,
+    most: int = 100, tolerance: float = TOLERANCE,
+    dot: Callable[[Tensor, Tensor], Tensor] = lambda a, b: (a * b).sum(),
 ) -> Float[Tensor, "..."]:  # fmt: skip
-    """x with apply(x) = right for a symmetric positive definite `apply`, until the residual is small beside `right`."""
-    x, r = torch.zeros_like(right), right.clone()
-    z = precondition(r)
-    p, rz, enough = z, (r * z).sum(), TOLERANCE * right.norm()
-    for _ in range(most):
-        if not bool(r.norm() > enough):
+    """x with apply(x) = right for a symmetric positive definite `apply`, until the residual is small beside `right`.
+
+    With a `dot` of columns, each column is a system of its own. Where `apply` turns out not to be positive definite,
+    x stays what it is then; if that is at the first step, it is precondition(right).
+    """
+    r = right
+    x = p = z = precondition(r)
+    rz, squares = dot(r, z), dot(r, r)
+    going, enough = squares > 0, tolerance**2 * squares
+    for number in range(most):
+        if not bool(going.any()):
             break
         q = apply(p)
-        step = rz / (p * q).sum()
-        x, r = x + step * p, r - step * q
+        curvature = dot(p, q)
+        step = rz / curvature
+        going = going & (curvature > 0) & (step > 0) & (step < torch.inf)
+        x = torch.where(going, x * (number > 0) + step * p, x)
+        r = torch.where(going, r - step * q, r)
         z = precondition(r)
-        rz, before = (r * z).sum(), rz
-        p = z + rz / before * p
+        rz, before = dot(r, z), rz
+        p = z + torch.where(going, rz / before, 0.0) * p
+        going = going & (dot(r, r) > enough)
     return x
 
 

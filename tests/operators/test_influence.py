@@ -1,4 +1,4 @@
-"""Influence against retraining, leverages and leave_out against dense matrices, evidence against a known answer."""
+"""Influence against retraining, Hessians and leverages against dense matrices, evidence against a known answer."""
 
 import sys
 
@@ -8,8 +8,11 @@ import pytest
 import torch
 from cases import OPERATORS, ROWS, mixed
 from scipy.stats import multivariate_normal
+from torch import nn
+from torch.nn import functional as F
 
 import mfac
+from mfac.gradients import hessian
 
 RIDGE = {"primal": (60, 7, 1e-2), "dual": (20, 50, 1e-2), "linear regression": (60, 7, 1e-12), "square": (30, 30, 1e-3)}
 
@@ -97,6 +100,84 @@ def test_every_damping_gives_finite_influence_and_leverages_in_range(rows, dampi
     assert (change.diagonal() >= 0).all()  # a sample is never worse off for its own presence
 
 
+DECAY, LOSS = 0.5, mfac.criterion_loss(nn.CrossEntropyLoss())
+
+
+def network():
+    """A network with a hidden layer, batches of unequal size, and the dense Hessian of its objective."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Dropout(), nn.Linear(6, 3)).double()
+    x, y = torch.randn(30, 4).double(), torch.randint(3, (30,))
+
+    def objective(theta):
+        weights = theta.split([p.numel() for p in model.parameters()])
+        (W, b, V, c) = (w.view(p.shape) for w, p in zip(weights, model.parameters(), strict=True))
+        return F.cross_entropy((x @ W.T + b).tanh() @ V.T + c, y) + DECAY / 2 * theta.square().sum()
+
+    theta = nn.utils.parameters_to_vector(model.parameters()).detach()
+    return model, list(zip(x.split([20, 10]), y.split([20, 10]), strict=True)), torch.func.hessian(objective)(theta)
+
+
+def test_products_with_the_hessian_are_those_of_the_dense_one(monkeypatch):
+    monkeypatch.setattr(hessian, "COLUMNS", 4)
+    model, batches, H = network()
+    X = torch.randn(len(H), 10).double()
+    product = mfac.hessian_product(model, LOSS, batches, DECAY)
+    assert oracle.error(product(X), oracle.wide(H @ X)) < 1e-12
+    assert model.training
+    assert model[0].weight.grad is None
+    last = mfac.hessian_product(model, LOSS, batches, DECAY, params="3.weight")(X[:18])
+    assert oracle.error(last, oracle.wide(H[30:48, 30:48] @ X[:18])) < 1e-12
+    model.float()
+    single = [(x.float(), y) for x, y in batches]
+    assert oracle.error(mfac.hessian_product(model, LOSS, single, DECAY)(X), oracle.wide(H @ X)) < 1e-5
+
+
+def test_a_hessian_takes_the_place_of_the_fisher_matrix(monkeypatch):
+    model, batches, H = network()
+    assert torch.linalg.eigvalsh(H).min() > 0.01
+    rows = mfac.collect_gradients(model, LOSS, batches, 30, per_sample=True, fisher="gauss-newton")
+    train = mfac.collect_gradients(model, LOSS, batches, 30, per_sample=True)
+    op, tests = mfac.StaticInverseFisher(rows, DECAY), train[:5] + 0.1
+    product = mfac.hessian_product(model, LOSS, batches, DECAY)
+    solved = mfac.influence(op, tests, torch.eye(len(H)), hessian=product, num_samples=1)
+    assert ((tests - solved @ H).norm(dim=1) <= 0.0101 * tests.norm(dim=1)).all()
+    assert torch.equal(mfac.influence(op, tests, train, hessian=product, steps=0), mfac.influence(op, tests, train))
+    monkeypatch.setattr(sys.modules["mfac.influence"], "RESIDUAL", 1e-13)
+    truth = oracle.wide(tests @ torch.linalg.solve(H, train.T) / 30)
+    assert oracle.error(mfac.influence(op, tests, train, hessian=product, steps=60), truth) < 1e-10
+    assert oracle.error(mfac.influence(op, tests, train), truth) > 0.01
+
+
+BENT = {
+    "negative": lambda x: x * torch.linspace(-1, 1, 40)[:, None].double(),
+    "zero": torch.zeros_like,
+    "not finite": lambda x: x / 0,
+    "tiny": lambda x: 1e-320 * x,
+}
+
+
+@pytest.mark.parametrize("product", BENT.values(), ids=BENT.keys())
+def test_a_hessian_that_is_not_positive_definite_gives_finite_influence(product):
+    tests = torch.cat([torch.eye(40)[[0, 39]], mixed(3, 40), torch.zeros(1, 40)]).double()
+    solved = mfac.influence(OP, tests, torch.eye(40), hessian=product, num_samples=1)
+    assert solved.isfinite().all()
+    assert not solved[-1].any()
+    plain = mfac.influence(OP, tests, torch.eye(40), num_samples=1)
+    assert torch.equal(solved[0], plain[0])  # a direction of negative curvature: no step is taken
+
+
+def test_each_test_gradient_stops_for_itself():
+    """Of a Hessian that is positive for one of them, and not for the other."""
+    H, blind = torch.linspace(0.5, 4, 40).double(), mfac.StaticInverseFisher(torch.zeros(1, 40), 1.0)
+    H[20:] *= -1
+    tests = torch.zeros(2, 40).double()
+    tests[0, :20], tests[1, 20:] = 1, 1
+    solved = mfac.influence(blind, tests, torch.eye(40), hessian=lambda x: H[:, None] * x, num_samples=1)
+    assert ((solved[0] * H - tests[0]).norm() <= 0.01 * tests[0].norm()).all()
+    assert torch.equal(solved[1], tests[1])
+
+
 OP = mfac.StaticInverseFisher(mixed(12, 40), 1e-2)
 BLOCKED = mfac.StaticInverseFisher(mixed(12, 40), 1e-2, block_size=8)
 SUMS = mfac.FisherBlocks(40, 40)
@@ -108,6 +189,12 @@ REFUSED = {
     "no rows": (lambda: mfac.influence(OP, mixed(2, 40), []), "train_grads holds no rows"),
     "not finite": (lambda: mfac.influence(OP, mixed(2, 40), mixed(3, 40) / 0), "training gradient 0 is not finite"),
     "no N": (lambda: mfac.influence(OP, mixed(2, 40), num_samples=0), "num_samples must be the size"),
+    "no steps": (lambda: mfac.influence(OP, mixed(2, 40), steps=-1), "steps must be how many steps"),
+    "no product": (
+        lambda: mfac.influence(OP, mixed(2, 40), hessian=lambda x: x[0]),
+        r"shape \[40, 2\].* not \[2\]",
+    ),
+    "spent": (lambda: mfac.hessian_product(nn.Linear(2, 1), LOSS, iter(()), 1.0)(torch.ones(3, 1)), "batches gave no"),
     "row by row": (lambda: mfac.influence(OP, mixed(2, 40), mixed(5, 40), leverage=True), "12 rows, and train_grads 5"),
     "blocks": (lambda: mfac.leverages(BLOCKED), "use block_size=None"),
     "sums": (lambda: mfac.leverages(mfac.StaticInverseFisher(SUMS)), "keep sums and no rows"),
