@@ -166,7 +166,7 @@ def kept_factor(F: Float[Tensor, "*blocks b b"], removed: Bool[Tensor, "*blocks 
 
 def conjugate_gradients(
     apply: Callable[[Tensor], Tensor], precondition: Callable[[Tensor], Tensor], right: Float[Tensor, "..."],
-    most: int = 100, tolerance: float = TOLERANCE,
+    most: int = 100, tolerance: float | None = None,
     dot: Callable[[Tensor, Tensor], Tensor] = lambda a, b: (a * b).sum(),
 ) -> Float[Tensor, "..."]:  # fmt: skip
     """x with apply(x) = right for a symmetric positive definite `apply`, until the residual is small beside `right`.
@@ -177,7 +177,7 @@ def conjugate_gradients(
     r = right
     x = p = z = precondition(r)
     rz, squares = dot(r, z), dot(r, r)
-    going, enough = squares > 0, tolerance**2 * squares
+    going, enough = squares > 0, (TOLERANCE if tolerance is None else tolerance) ** 2 * squares
     for number in range(most):
         if not bool(going.any()):
             break
