@@ -84,12 +84,15 @@ class Factors:
 
     def known(self, blocks: Blocks) -> Condition:
         """What answers of the blocks are judged by."""
-        if not bool(self._settled[blocks].all()):
-            Linv = woodbury.inverse_factor(self.L[blocks])
-            self.condition.growth[blocks] = woodbury.growth(Linv, self.condition.squares[blocks])
-            self.condition.inverse[blocks] = Linv.square().sum(1)
-            self._settled[blocks] = True
-            self._made = (blocks, Linv) if isinstance(blocks, slice) else None
+        wanted = torch.arange(len(self._settled))[blocks]
+        stale = wanted[~self._settled[wanted]]
+        if len(stale):
+            some = blocks if len(stale) == len(wanted) else stale
+            Linv = woodbury.inverse_factor(self.L[some])
+            self.condition.growth[some] = woodbury.growth(Linv, self.condition.squares[some])
+            self.condition.inverse[some] = Linv.square().sum(1)
+            self._settled[some] = True
+            self._made = (some, Linv) if isinstance(some, slice) else None
         return Condition(*(part[blocks] for part in self.condition))
 
     def damped(self, blocks: Blocks) -> Float[Tensor, "k m m"]:
@@ -144,9 +147,9 @@ def first_dtype(precision: Precision, stored: torch.dtype, shift: float) -> torc
     return torch.float64 if outside else product_dtype(precision, stored)
 
 
-def gram_dtype(precision: Precision, dtype: torch.dtype, m: int) -> torch.dtype:
-    """The dtype that is tried first for a Gram matrix of m rows."""
-    return torch.float64 if precision == "auto" and m <= FEW_ROWS else dtype
+def gram_dtype(precision: Precision, dtype: torch.dtype, m: int, short: bool = False) -> torch.dtype:
+    """The dtype that is tried first for a Gram matrix of m rows, which are `short` where float64 costs little."""
+    return torch.float64 if precision == "auto" and (short or m <= FEW_ROWS) else dtype
 
 
 def limit(dtype: torch.dtype) -> float:
