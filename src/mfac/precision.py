@@ -27,7 +27,7 @@ LARGE_SQUARE = 1e36  # near the largest float32: products with such rows overflo
 # Errors of a sum of products, in units of its terms: some 3 to 8 were found in searches for the worst rows.
 ROUNDING = {torch.float32: 8 * EPS32, torch.float64: 4 * EPS64}
 FEW_ROWS = 32  # up to here the Gram matrix is in float64: it costs little, and too few rows to measure its error on
-SAMPLE = 16  # rows whose products are also made in float64, to measure the error of the others
+SAMPLE = 16  # rows at least, and one of so many, whose products are also made in float64, to measure K's error
 # The relative error of a float32 step is at most some 2.5e-6 times its sensitivity, measured over scales and kinds of
 # rows; the sensitivity is 1 for orthogonal rows and 1e4 for rows that repeat one another to 1 %.
 SENSITIVITY_LIMIT = 20.0
@@ -84,12 +84,15 @@ class Factors:
 
     def known(self, blocks: Blocks) -> Condition:
         """What answers of the blocks are judged by."""
-        if not bool(self._settled[blocks].all()):
-            Linv = woodbury.inverse_factor(self.L[blocks])
-            self.condition.growth[blocks] = woodbury.growth(Linv, self.condition.squares[blocks])
-            self.condition.inverse[blocks] = Linv.square().sum(1)
-            self._settled[blocks] = True
-            self._made = (blocks, Linv) if isinstance(blocks, slice) else None
+        wanted = torch.arange(len(self._settled))[blocks]
+        stale = wanted[~self._settled[wanted]]
+        if len(stale):
+            some = blocks if len(stale) == len(wanted) else stale
+            Linv = woodbury.inverse_factor(self.L[some])
+            self.condition.growth[some] = woodbury.growth(Linv, self.condition.squares[some])
+            self.condition.inverse[some] = Linv.square().sum(1)
+            self._settled[some] = True
+            self._made = (some, Linv) if isinstance(some, slice) else None
         return Condition(*(part[blocks] for part in self.condition))
 
     def damped(self, blocks: Blocks) -> Float[Tensor, "k m m"]:
@@ -144,9 +147,9 @@ def first_dtype(precision: Precision, stored: torch.dtype, shift: float) -> torc
     return torch.float64 if outside else product_dtype(precision, stored)
 
 
-def gram_dtype(precision: Precision, dtype: torch.dtype, m: int) -> torch.dtype:
-    """The dtype that is tried first for a Gram matrix of m rows."""
-    return torch.float64 if precision == "auto" and m <= FEW_ROWS else dtype
+def gram_dtype(precision: Precision, dtype: torch.dtype, m: int, short: bool = False) -> torch.dtype:
+    """The dtype that is tried first for a Gram matrix of m rows, which are `short` where float64 costs little."""
+    return torch.float64 if precision == "auto" and (short or m <= FEW_ROWS) else dtype
 
 
 def limit(dtype: torch.dtype) -> float:
@@ -167,7 +170,7 @@ def needs_more(precision: Precision, dtype: torch.dtype, K: Float[Tensor, "*bloc
 
 def sample(m: int) -> slice:
     """The rows on which the error of K is measured."""
-    return slice(0, m, max(1, m // SAMPLE))
+    return slice(0, m, max(1, min(m // SAMPLE, SAMPLE)))
 
 
 def gram_error(m: int) -> float:
@@ -178,14 +181,17 @@ def gram_error(m: int) -> float:
 def measured_error(
     K: Float[Tensor, "blocks m m"], exact: Float[Tensor, "blocks s s"], rows: slice
 ) -> Float[Tensor, " blocks"]:
-    """‖D^-½ (K̃ − K) D^-½‖ by the rows of a sample, as if all errors between different rows had one sign; twice that."""
+    """‖D^-½ (K̃ − K) D^-½‖, by that of a sample's rows times m/s, as if all errors had a common cause; twice that.
+
+    Independent errors grow by √(m/s) only. Between different rows ‖E‖ is taken as ‖E⁴‖_F^¼, which is little more.
+    """
     norms = exact.diagonal(dim1=1, dim2=2).sqrt()
     scales = (norms[:, :, None] * norms[:, None]).clamp_min(sys.float_info.min)
-    error = (K[:, rows, rows] - exact).abs() / scales
+    error = (K[:, rows, rows] - exact) / scales
     m, s = K.shape[1], exact.shape[1]
-    own = error.diagonal(dim1=1, dim2=2).amax(1)
-    among = torch.linalg.matrix_norm(error - torch.diag_embed(error.diagonal(dim1=1, dim2=2)))
-    return 2 * (own + among * m / s).clamp_min(math.sqrt(m) * EPS32)
+    own = error.diagonal(dim1=1, dim2=2)
+    among = torch.linalg.matrix_norm(torch.linalg.matrix_power(error - torch.diag_embed(own), 4)) ** 0.25
+    return 2 * (own.abs().amax(1) + among * m / s).clamp_min(math.sqrt(m) * EPS32)
 
 
 def primal_error(condition: Condition, shift: float) -> Float[Tensor, " blocks"]:

@@ -16,7 +16,8 @@ TILE = 1 << 20  # numbers in a tile: 8 MiB in float64
 TILE_COLUMNS = 1 << 16  # long enough to read memory in order, short enough for many rows
 GRAM_COLUMNS = 1 << 11  # what is summed in one piece: long enough for speed, short enough for float32
 GRAM_NUMBERS = 1 << 17  # of fewer rows in float64 more columns: a call takes as long as 16 rows of 1024
-WHITEN_COLUMNS = 1 << 11  # a whitened tile should still be in cache when it is squared
+# A whitened tile should still be in cache when it is squared: of many rows fewer columns.
+WHITEN_COLUMNS, WHITEN_NUMBERS = 1 << 9, 1 << 17
 # Row blocks of symmetric and triangular products, whose upper halves are never computed.
 ROW_BLOCKS, LEAST_ROWS = 4, 64
 
@@ -71,8 +72,8 @@ def gram(G: Float[Tensor, "*blocks m d"], dtype: torch.dtype) -> Float[Tensor, "
     for columns in G.split(GRAM_COLUMNS if dtype == torch.float32 else max(GRAM_COLUMNS, GRAM_NUMBERS // m), dim=1):
         piece = columns.to(dtype)
         for rows in _row_blocks(m):
-            lower = part[rows, : rows.stop]
-            K[rows, : rows.stop] += torch.mm(piece[rows], piece[: rows.stop].T, out=lower)
+            torch.mm(piece[rows], piece[: rows.stop].T, out=part[rows, : rows.stop])
+        K += part.double()  # converted first: adding two dtypes takes several times as long
     return K.tril() + K.tril(-1).T
 
 
@@ -92,7 +93,7 @@ def squares(
         return product[None], plain[None]
     L, weights, (m, d) = L.to(dtype), weights.to(dtype), X.shape
     of_product, of_X = (torch.empty(*r, d, dtype=torch.float64, device=X.device) for r in ((), (len(weights),)))
-    width = max(1, min(d, WHITEN_COLUMNS, TILE // m))
+    width = max(1, min(d, max(WHITEN_COLUMNS, WHITEN_NUMBERS // m), TILE // m))
     held, made = torch.empty(2, m * width, dtype=dtype, device=X.device)
     for left in range(0, d, width):
         columns = slice(left, min(left + width, d))

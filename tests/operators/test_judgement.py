@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mfac
+from mfac import precision, products
 from mfac.precision import FEW_ROWS
 
 CASES = int(os.environ.get("MFAC_CASES", "25"))  # MFAC_CASES=10000 is the long search
@@ -38,11 +39,19 @@ def low_rank(draw, m, d):
     return draw(m, 3) @ draw(3, d) + 1e-4 * draw(m, d)
 
 
+def one_sign(draw, m, d):
+    return draw(1, d).abs() + 1e-2 * draw(m, d).abs()  # sums of the same terms round the same way
+
+
+def two_camps(draw, m, d):
+    return one_sign(draw, m, d) * draw(m, 1).sign()
+
+
 def mixed(draw, m, d):
     return draw(m, d)
 
 
-ADVERSARIES = [collinear, huge_row, huge_column, duplicated, twelve_decades, low_rank, mixed]
+ADVERSARIES = [collinear, huge_row, huge_column, duplicated, twelve_decades, low_rank, one_sign, two_camps, mixed]
 
 
 def check(G, damping, block_size):
@@ -76,6 +85,17 @@ def test_rows_made_to_deceive(rows, damping, block_size):
     G = rows(lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=generator), 50, 100)
     assert len(G) > FEW_ROWS
     check(G.float(), damping, block_size)
+
+
+@pytest.mark.parametrize(("m", "d"), [(40, 300), (100, 5000), (600, 2500)])
+@pytest.mark.parametrize("rows", ADVERSARIES)
+def test_the_error_of_the_gram_matrix_is_not_measured_too_small(rows, m, d):
+    generator = torch.Generator().manual_seed(1)
+    G = rows(lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=generator), m, d).float()
+    K, exact, some = products.gram(G, torch.float32), G.double() @ G.double().T, precision.sample(m)
+    scale = exact.diagonal().rsqrt()
+    true = torch.linalg.matrix_norm((K - exact) * scale[:, None] * scale, 2)
+    assert true <= precision.measured_error(K[None], exact[None, some, some], some)[0]
 
 
 @settings(max_examples=CASES, deadline=None, derandomize=True)
