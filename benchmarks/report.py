@@ -45,11 +45,11 @@ def columns_of(rows, columns):
 
 
 def time_of(key):
-    return lambda row: seconds(row[key])
+    return lambda row: seconds(row[key]) if key in row else "–"
 
 
 def bold(key, digits):
-    return lambda row: f"**{row[key]:.{digits}f}**"
+    return lambda row: f"**{row[key]:.{digits}f}**" if key in row else "–"
 
 
 SIZE = {"d": lambda row: f"{row['d']:,}", "m": lambda row: row["m"]}
@@ -64,6 +64,7 @@ PRODUCTS = {
 
 def static():
     return page_table("static", KIND | SIZE | {
+        "λ": lambda row: f"{row.get('damping', 1e-5):g}",
         "mfac": time_of("ours_s"),
         "Algorithm 3": time_of("paper_s"),
         "times faster": bold("times_faster_than_algorithm_3", 1),

@@ -84,15 +84,12 @@ class Factors:
 
     def known(self, blocks: Blocks) -> Condition:
         """What answers of the blocks are judged by."""
-        wanted = torch.arange(len(self._settled))[blocks]
-        stale = wanted[~self._settled[wanted]]
-        if len(stale):
-            some = blocks if len(stale) == len(wanted) else stale
-            Linv = woodbury.inverse_factor(self.L[some])
-            self.condition.growth[some] = woodbury.growth(Linv, self.condition.squares[some])
-            self.condition.inverse[some] = Linv.square().sum(1)
-            self._settled[some] = True
-            self._made = (some, Linv) if isinstance(some, slice) else None
+        if not bool(self._settled[blocks].all()):
+            Linv = woodbury.inverse_factor(self.L[blocks])
+            self.condition.growth[blocks] = woodbury.growth(Linv, self.condition.squares[blocks])
+            self.condition.inverse[blocks] = Linv.square().sum(1)
+            self._settled[blocks] = True
+            self._made = (blocks, Linv) if isinstance(blocks, slice) else None
         return Condition(*(part[blocks] for part in self.condition))
 
     def damped(self, blocks: Blocks) -> Float[Tensor, "k m m"]:
