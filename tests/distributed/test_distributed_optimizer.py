@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from distributed_cases import CASES, SETTINGS, Training, groups_of, listening, network
+from distributed_cases import CASES, SETTINGS, Sent, Training, groups_of, network
 from rank_pool import on_ranks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -67,11 +67,11 @@ def measured(group, way):
     training = Training(group, way, momentum=0.9)
     training.steps(range(SETTINGS["num_grads"] + 1))
     training.backward(99)
-    with listening() as messages:
+    with Sent() as sent:
         training.optimizer.step()
     shapes = [tensor.shape for tensor in Training(None, way).model.parameters()]
     columns = sum(math.ceil(shape[0] / group.size()) * shape[1:].numel() for shape in shapes)
-    return training.operator.rows.nbytes, columns, messages
+    return training.operator.rows.nbytes, columns, sent.messages
 
 
 def test_memory_and_messages_of_a_step(rank_pool):

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from cases import duplicates, mixed, repeating, spans
-from distributed_cases import listening
+from distributed_cases import Sent
 from rank_pool import on_ranks
 
 import mfac
@@ -146,9 +146,9 @@ def test_how_many_numbers_are_summed(group, block_size, expected):
     share, numbers = column_shares(TENSORS, 2, block_size)[group.rank()], []
 
     def counted(call):
-        with listening() as messages:
+        with Sent() as sent:
             result = call()
-        numbers.append(sum(count for name, count, _ in messages if "allreduce" in name))
+        numbers.append(sum(count for name, count, _ in sent.messages if "allreduce" in name))
         return result
 
     sizes = None if block_size is None else share.sizes

@@ -6,6 +6,7 @@ import pytest
 import torch
 from models import mlp
 from pruning_cases import some_masks
+from states import unchanged
 from torch import nn
 
 import mfac
@@ -171,12 +172,9 @@ def test_a_parameter_without_a_gradient_and_one_with_a_sparse_one():
 MASK = torch.ones(7, 5, dtype=torch.bool)
 REFUSED = [  # masks, whether a model is given, whether the optimizer has names
     ({"0.weigth": MASK}, True, True, "'0.weigth' matches no parameter of the model; did you mean '0.weight'"),
-    ({"zzz": MASK}, True, True, "it has 0.weight, 0.bias, 2.weight, 2.bias"),
     ({"zzz": MASK}, False, True, "matches no parameter of the optimizer; it has"),
     ({"0.weight": MASK}, False, False, r"pass model=, or build the optimizer from model.named_parameters\(\)"),
     ({"0.weight": MASK.T}, True, True, r"'0.weight' needs a bool tensor of shape \(7, 5\).* of shape \(5, 7\)"),
-    ({"0.weight": [1]}, True, True, "this one is a list"),
-    ({"0.weight": 2 * MASK.float()}, True, True, "has other values than True or 1 for kept and False or 0 for removed"),
     ({nn.Parameter(torch.ones(7, 5)): MASK}, False, True, r"shape \(7, 5\) matches no parameter of the opt"),
 ]
 
@@ -184,11 +182,9 @@ REFUSED = [  # masks, whether a model is given, whether the optimizer has names
 @pytest.mark.parametrize(("masks", "with_model", "with_names", "message"), REFUSED)
 def test_masks_that_do_not_fit(masks, with_model, with_names, message):
     model = mlp().model
-    before = copy.deepcopy(model.state_dict())
     optimizer = torch.optim.SGD(list(model.named_parameters()) if with_names else model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match=message):
+    with unchanged(model), pytest.raises(ValueError, match=message):
         attach_masks(optimizer, masks, model if with_model else None)
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
 def test_something_else_than_the_optimizer_of_the_model():

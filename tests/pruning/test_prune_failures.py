@@ -4,7 +4,7 @@ import pytest
 import torch
 from models import cnn, mlp
 from pruning_cases import PAPER, quick, zeros
-from states import same, state_of
+from states import same, state_of, unchanged
 from torch import nn
 
 import mfac
@@ -50,23 +50,19 @@ BAD = [
 @pytest.mark.parametrize(("options", "message"), BAD, ids=[str(options) for options, _ in BAD])
 def test_bad_arguments(options, message):
     case = mlp()
-    before = state_of(case.model)
-    with pytest.raises(ValueError, match=message):
+    with unchanged(case.model), pytest.raises(ValueError, match=message):
         quick(case, **({"sparsity": 0.5} | options))
-    assert same(state_of(case.model), before)
 
 
 def test_a_sparsity_below_the_present_one():
     case = mlp()
     masks = quick(case, 0.5).masks
-    before = state_of(case.model)
-    with pytest.raises(
-        ValueError, match=r"the requested sparsity, 0.3036, is below the present one, 0.5 \(28 of 56 weights"
+    for sparsity, message in (
+        (0.3, r"the requested sparsity, 0.3036, is below the present one, 0.5 \(28 of 56 weights"),
+        ({"0.weight": 0.0, "2.weight": 0.9}, r"0.weight: the requested sparsity, 0, is below"),
     ):
-        quick(case, 0.3, masks=masks)
-    with pytest.raises(ValueError, match=r"0.weight: the requested sparsity, 0, is below"):
-        quick(case, {"0.weight": 0.0, "2.weight": 0.9}, masks=masks)
-    assert same(state_of(case.model), before)
+        with unchanged(case.model), pytest.raises(ValueError, match=message):
+            quick(case, sparsity, masks=masks)
 
 
 def test_a_diverged_model():
@@ -147,29 +143,25 @@ def test_interrupted_in_the_middle_of_writing_the_weights(complete, monkeypatch)
 
 def test_a_step_that_breaks_the_model_is_undone():
     case = mlp()
-    before = state_of(case.model)
 
     def loss_fn(model, batch):
         loss = case.loss_fn(model, batch)
         return loss if torch.is_grad_enabled() or (model[0].weight != 0).all() else loss * torch.nan
 
-    with pytest.raises(RuntimeError, match="the loss became nan in this step, which is undone"):
+    message = "the loss became nan in this step, which is undone"
+    with unchanged(case.model), pytest.raises(RuntimeError, match=message):
         prune(case.model, loss_fn, [case.batch], 0.9, num_grads=4, recomputations=2)
-    assert same(state_of(case.model), before)
 
 
 def test_batch_norm_that_fails_is_put_back():
     case = cnn()
-    before = state_of(case.model)
     flags = [module.training for module in case.model.modules()]
-    with pytest.raises(RuntimeError):
+    with unchanged(case.model), pytest.raises(RuntimeError):
         quick(case, 0.5, bn_batches=[torch.randn(2, 3, 8, 8), torch.randn(2, 4, 8, 8)])
-    assert same(state_of(case.model), before)
     assert [module.training for module in case.model.modules()] == flags
     assert case.model[1].momentum == 0.1
-    with pytest.raises(ValueError, match="bn_batches gave no batch"):
+    with unchanged(case.model), pytest.raises(ValueError, match="bn_batches gave no batch"):
         quick(case, 0.5, bn_batches=[])
-    assert same(state_of(case.model), before)
 
 
 def test_memory_that_is_not_there(monkeypatch):

@@ -3,23 +3,24 @@
 import pytest
 import torch
 from models import cross_entropy, mlp
-from pruning_cases import DAMPING, PAPER, lowest, quadratic, small, solve, zeros
+from pruning_cases import DAMPING, lowest, quadratic, small, solve, zeros
 from torch import nn
 
 import mfac
+from experiments.baselines.pruning import BASELINES
+from experiments.baselines.pruning import prune as prune_with_baselines
 from mfac.pruning import prune
 from mfac.pruning.options import METHODS
 
-QUICK = PAPER | {"num_grads": 3, "recomputations": 3, "block_size": 16, "progress": False}
+QUICK = {"damping": 1e-5, "num_grads": 3, "recomputations": 3, "block_size": 16, "progress": False}
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("update", "scope"), [("joint", "layer"), ("obs", "global"), ("none", "global")])
+@pytest.mark.parametrize("method", [*METHODS, *sorted(BASELINES)])
+@pytest.mark.parametrize(("update", "scope"), [("joint", "global"), ("obs", "layer"), ("none", "global")])
 def test_every_method_gives_exact_counts(method, update, scope):
     model, batches = small()
-    result = prune(
-        model, cross_entropy, batches, 0.55, **(QUICK | {"method": method, "update": update, "scope": scope})
-    )
+    options = QUICK | {"method": method, "update": update, "scope": scope}
+    result = prune_with_baselines(model, cross_entropy, batches, 0.55, **options)
     assert result.num_removed == round(0.55 * 180)
     assert zeros(model) == result.num_removed
     assert len(result.history) == 3

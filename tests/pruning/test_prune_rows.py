@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from torch.nn.utils import prune as torch_prune
 
 import mfac
-from mfac.pruning import Pruner, PruningOptions
 from mfac.pruning.row_fisher import COPIES, DAMPING, PRIOR, RowFisher, _sampled
 
 LOSS = mfac.criterion_loss(nn.CrossEntropyLoss())
@@ -187,23 +186,6 @@ def test_a_layer_with_a_prior_that_does_not_fit_is_taken_in_groups(monkeypatch):
     mfac.prune(model, LOSS, batches, 0.6, memory=40_000, recomputations=1)
     assert len(taken) == 2 * 6  # for the scores, and again for the removal
     assert max(taken) <= 40_000
-
-
-def test_a_resumed_run_has_the_same_bits():
-    def build():
-        model, batches = problem("convolution")
-        return model, Pruner(model, LOSS, batches, 0.7, PruningOptions(recomputations=4, seed=3))
-
-    model, pruner = build()
-    pruner.run()
-    first, begun = build()
-    begun.step()
-    second, resumed = build()
-    second.load_state_dict(first.state_dict())
-    resumed.load_state_dict(begun.state_dict())
-    resumed.run()
-    assert same(state_of(second), state_of(model))
-    assert same(resumed.weights.masks, pruner.weights.masks)
 
 
 @pytest.mark.parametrize("order", ["scores", "greedy"])

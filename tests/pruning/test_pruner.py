@@ -8,8 +8,10 @@ import torch
 from models import cnn, mlp
 from pruning_cases import PAPER
 from states import same, state_of
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import mfac
 from mfac.pruning import GradualPruner, prune
 from mfac.pruning.batch_stream import BatchStream
 from mfac.pruning.options import PruningOptions
@@ -50,17 +52,23 @@ def test_steps_are_those_of_prune():
         pruner.step()
 
 
-@pytest.mark.parametrize(("steps", "own_generator", "seed"), [(0, False, 5), (2, True, None), (2, False, None)])
-def test_a_resumed_run_is_that_of_an_undisturbed_one(tmp_path, steps, own_generator, seed):
+BY_OUTPUT = {"block_size": "row", "fisher": "gauss-newton", "damping": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("steps", "own_generator", "options"), [(0, False, {"seed": 5}), (2, True, {}), (2, False, BY_OUTPUT)], ids=str
+)
+def test_a_resumed_run_is_that_of_an_undisturbed_one(tmp_path, steps, own_generator, options):
     def build(start):
         case = mlp()
-        case.model.insert(1, torch.nn.BatchNorm1d(7))
+        case.model.insert(1, nn.BatchNorm1d(7))
         batches = loader(torch.Generator().manual_seed(start) if own_generator else None)
         bn_batches = loader(torch.Generator().manual_seed(start))
         torch.manual_seed(start)
-        stream = BatchStream(batches, seed)
+        stream = BatchStream(batches, options.get("seed"))
         next(stream)  # a stream that something else has drawn from
-        return case.model, Pruner(case.model, case.loss_fn, stream, 0.7, replace(QUICK, bn_batches=bn_batches))
+        chosen = replace(QUICK, bn_batches=bn_batches, **options)
+        return case.model, Pruner(case.model, mfac.criterion_loss(nn.CrossEntropyLoss()), stream, 0.7, chosen)
 
     model, pruner = build(1)
     for _ in range(steps):

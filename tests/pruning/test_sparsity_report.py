@@ -56,7 +56,5 @@ def test_models_prepared_by_torch_s_tools(tool):
 
 
 def test_masks_that_do_not_fit():
-    with pytest.raises(ValueError, match="'zzz' matches no parameter of the model"):
-        sparsity_report(mlp().model, {"zzz": half((7, 5))})
     with pytest.raises(ValueError, match=r"'2.weight' needs a bool tensor of shape \(3, 7\)"):
         sparsity_report(mlp().model, {"2.weight": half((7, 5))})

@@ -1,7 +1,5 @@
 """Training on several ranks, for functions that the processes of `rank_pool` run; on one rank it is plain training."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -124,9 +122,3 @@ class Sent(TorchDispatchMode):
             tensors = [t for t in torch.utils._pytree.tree_leaves(given) if isinstance(t, Tensor)]
             self.messages.append((name, sum(t.numel() for t in tensors), sum(t.nbytes for t in tensors)))
         return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def listening() -> Iterator[list[tuple[str, int, int]]]:
-    with Sent() as sent:
-        yield sent.messages
