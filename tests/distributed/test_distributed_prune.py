@@ -173,12 +173,7 @@ def interrupted(group, change, at):
 @pytest.mark.parametrize(
     ("change", "at", "done", "message"),
     [
-        (
-            OSError("the disk is gone"),
-            8,
-            0,
-            "OSError: the disk is gone",
-        ),  # after the weights of the first step were written
+        (OSError("the disk is gone"), 8, 0, "OSError: the disk is gone"),  # after the first step was written
         (OSError("the disk is gone"), 10, 1, "OSError: the disk is gone"),
         (None, 13, 1, "the loss became nan in this step, which is undone"),
         ("on_step", 0, 2, "on_step failed on rank 2: KeyboardInterrupt"),

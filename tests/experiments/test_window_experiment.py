@@ -31,19 +31,16 @@ def _small(task, monkeypatch, tmp_path):
     monkeypatch.setattr(windows, "Ledger", lambda name, command: ledger.Ledger(name, command, tmp_path))
 
 
-def test_steps_beside_an_uncompressed_run(task):
-    found = windows.follow("cifar10", task, 6, 1)
+def test_steps_beside_an_uncompressed_run_and_whole_runs_are_saved_and_told(capsys, tmp_path):
+    windows.measure("cifar10", [1, 2])
+    cells = json.loads((tmp_path / "windows_cifar10.json").read_text())["cells"]
+    assert set(cells) == {"steps, seed 1", *(f"run, {key}, seed {n}" for key in windows.CHOSEN for n in (1, 2))}
+    found = cells["steps, seed 1"]
     assert set(found) == set(windows.STORAGES) - {"float32"}
     assert all(len(record["cosines"]) == 6 and len(record["cosines_of_sums"]) == 2 for record in found.values())
     assert min(found["bfloat16"]["cosines"]) > 0.999
     assert min(found["int8"]["cosines"]) > 0.95
     assert max(found["top-k 1 %"]["cosines"]) < 0.9
-
-
-def test_runs_are_saved_and_told(capsys, tmp_path):
-    windows.measure("cifar10", [1, 2])
-    cells = json.loads((tmp_path / "windows_cifar10.json").read_text())["cells"]
-    assert set(cells) == {"steps, seed 1", *(f"run, {key}, seed {n}" for key in windows.CHOSEN for n in (1, 2))}
     windows.table()
     told = capsys.readouterr().out
     assert all(f"cifar10, {key}, 2 seeds" in told for key in windows.CHOSEN)

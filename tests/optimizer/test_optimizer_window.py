@@ -21,10 +21,7 @@ from mfac import MFAC, MFACPreconditioner
         ({"weight_decay": -1e-3}, "weight_decay must be 0 or more, and finite, not -0.001"),
         ({"num_grads": 0}, "num_grads must be a positive int, not 0"),
         ({"damping": True}, "damping must be positive and finite, not True"),
-        (
-            {"damping": 1e-300},
-            "damping 1e-300 is too small: answers grow to 1/damping, which torch.float32 cannot hold",
-        ),
+        ({"damping": 1e-300}, "1e-300 is too small: answers grow to 1/damping, which torch.float32 cannot hold"),
         ({"damping": lambda step: -1.0}, "damping must be"),
         ({"normalize": "none"}, "normalize must be 'seen', 'full' or 'sum', not 'none'"),
         ({"window": torch.int32}, r"rows can be stored in torch.float32, .*, not torch.int32"),
@@ -293,9 +290,8 @@ def test_an_automatic_damping_follows_the_mean_eigenvalue_of_the_window(scale):
         optimizer.zero_grad()
         (loss_of(model, step) * scale).backward()
         optimizer.step()
-        mean = (
-            rows_of(optimizer)[: step + 1].square().sum(1).mean() / 5
-        )  # of the eigenvalues of GᵀG/5 that are not zero
+        # The mean of the eigenvalues of GᵀG/5 that are not zero.
+        mean = rows_of(optimizer)[: step + 1].square().sum(1).mean() / 5
         assert 0.06 < optimizer.damping / mean < 0.17
     optimizer.damping = 0.25
     optimizer.step()

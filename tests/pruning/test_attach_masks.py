@@ -65,27 +65,6 @@ def test_zeros_stay_zero(kind):
     assert not torch.equal(before["0.weight"], case.model[0].weight)
 
 
-def test_kept_weights_move_as_if_the_others_were_never_there():
-    """Under a diagonal optimizer: the same as training the kept weights alone, the removed ones fixed at zero."""
-    case, twin = mlp(), mlp()
-    masks = some_masks(case.model)
-    optimizer = torch.optim.Adam(case.model.parameters(), lr=0.05)
-    attach_masks(optimizer, masks, case.model)
-    train(case, optimizer, 5)
-
-    leaves = {n: p.detach() * masks.get(n, 1) for n, p in twin.model.named_parameters()}
-    free = {n: v.clone().requires_grad_() for n, v in leaves.items()}
-    other = torch.optim.Adam(free.values(), lr=0.05)
-    for _ in range(5):
-        other.zero_grad()
-        weights = {n: v * masks.get(n, 1) for n, v in free.items()}
-        logits = torch.func.functional_call(twin.model, weights, (case.batch[0],))
-        nn.functional.cross_entropy(logits, case.batch[1]).backward()
-        other.step()
-    for name, parameter in case.model.named_parameters():
-        torch.testing.assert_close(parameter, free[name])
-
-
 @pytest.mark.parametrize("by", ["param_names", "model", "parameter", "plain names of a compiled model"])
 def test_masks_by_name_or_parameter(by):
     case = mlp()

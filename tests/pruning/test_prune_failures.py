@@ -14,13 +14,11 @@ from mfac.pruning.weights import MaskedWeights
 BAD = [
     ({"sparsity": -0.1}, "number from 0 to 1, not -0.1"),
     ({"sparsity": 90}, r"not 90; did you mean 0\.9\?"),
-    ({"sparsity": float("nan")}, "number from 0 to 1, not nan"),
     ({"sparsity": 1.0}, "the floor keeps 2 of them; request a sparsity of at most 0.964"),
     ({"sparsity": None}, 'sparsity=None requires an "N:M" pattern'),
     ({"sparsity": {"0.weight": 2.0}}, "number from 0 to 1, not 2.0"),
     ({"sparsity": {"0.wieght": 0.5}}, "targets: '0.wieght' matches no parameter of the model; did you mean '0.weight'"),
     ({"sparsity": {"0.weight": 0.5}, "targets": "2.weight"}, "leave targets out"),
-    ({"targets": "nothing.like.it"}, "matches no parameter of the model; it has 0.weight"),
     ({"targets": [3]}, "takes names, 're:...' patterns and tensors, not int"),
     ({"ignore": "re:."}, "there is nothing to prune"),
     ({"update": "exact"}, "update must be one of 'auto', 'joint', 'obs', 'none', not 'exact'"),
@@ -38,12 +36,10 @@ BAD = [
     ({"pattern": "1:7", "sparsity": 0.5, "targets": "2.weight"}, "sparsity of its own, 0.857143; pass sparsity=None"),
     ({"pattern": "channel", "targets": ["0.bias"]}, r"0.bias has shape \(7,\), so no channels"),
     ({"order": "greedy", "method": "magnitude"}, 'order="greedy" requires method="mfac" without a pattern'),
-    ({"order": "greedy", "pattern": "row"}, 'order="greedy" requires method="mfac" without a pattern'),
     ({"method": "kfac"}, "not 'kfac'; other methods are baselines under experiments/"),
     ({"damping": "auto", "rows_dir": "."}, 'needs a block_size .* and a number as damping; .* memory="4GB"'),
     ({"bn_batches": []}, "the model has no batch norm"),
     ({"masks": {"0.weight": torch.ones(3)}}, "needs a bool tensor of shape"),
-    ({"masks": {"9.weight": torch.ones(3)}}, "'9.weight' matches no parameter of the model"),
 ]  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from models import cnn, mlp
+from models import mlp
 from pruning_cases import PAPER
 from states import same, state_of
 from torch import nn
@@ -95,27 +95,3 @@ def test_a_state_of_another_run_is_refused():
         other.load_state_dict(pruner.state_dict())
     assert other.steps_done == 0
     assert all(mask.all() for mask in other.weights.masks.values())
-
-
-def test_a_method_of_ones_own():
-    case = cnn()
-
-    class LastFirst:
-        damping = None
-
-        def measure(self, step):
-            return torch.arange(step.layout.dim, 0, -1, dtype=torch.float64)
-
-        def curvature(self, step, measured):
-            self.order = measured
-            return self
-
-        def scores(self, theta):
-            return self.order
-
-        def remove(self, theta, removed, update):
-            return torch.where(removed, -theta, 0.0), None
-
-    result = Pruner(case.model, case.loss_fn, [case.batch], 0.5, replace(QUICK, floor=0), method=LastFirst()).run()
-    flat = torch.cat([mask.flatten() for mask in result.masks.values()])
-    assert flat[: int(flat.sum())].all()

@@ -164,18 +164,8 @@ def mixed_use(n: int = 6) -> Case:
     return case._replace(loss_fn=lambda m, b: cross_entropy(m, b) + (m[0].weight ** 2 * b[0][0]).sum())
 
 
-def branching(n: int = 6) -> Case:
-    """A loss that goes another way for some samples."""
-
-    def loss(model: nn.Module, batch: Any) -> Tensor:
-        value = cross_entropy(model, batch)
-        return 2 * value if (batch[0][:, 0] > 0).all() else value
-
-    return mlp(n)._replace(loss_fn=loss)
-
-
 def branching_sequences(n: int = 6) -> Case:
-    """The same for sequences, and a model that is used twice."""
+    """A loss that goes another way for some samples, of sequences, and a model that is used twice."""
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         inputs, targets = batch
@@ -214,6 +204,6 @@ CASES: dict[str, Callable[..., Case]] = {
     build.__name__: build
     for build in (
         mlp, cnn, signal, resnet, transformer, tied, embedding, packed, frozen_backbone, unused_parameter,
-        mixed_use, branching, branching_sequences, normalised,
+        mixed_use, branching_sequences, normalised,
     )
 }  # fmt: skip
