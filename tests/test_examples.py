@@ -54,10 +54,7 @@ def test_a_compiled_model_trains_as_the_plain_one(example, tmp_path):
     assert all(parameter.grad is not None for parameter in compiled.parameters())
 
 
-both_optimizers = pytest.mark.parametrize("optimizer", ["mfac", "full_matrix_adam"])
-
-
-@both_optimizers
+@pytest.mark.parametrize("optimizer", ["mfac", "full_matrix_adam"])
 def test_accelerate_accumulates_and_resumes_in_mid_epoch(example, tmp_path, optimizer):
     main, options = example("train_accelerate").main, ["--epochs", "4", "--optimizer", optimizer]
     model, losses = main([*options, "--folder", str(tmp_path)])

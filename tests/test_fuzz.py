@@ -2,7 +2,6 @@
 
 import copy
 import os
-import warnings
 
 import mpmath
 import torch
@@ -99,36 +98,6 @@ def test_windows(data, m, d, exponent, kind):
         assert same(copy.deepcopy(op.state_dict())["rows"], before["rows"])
         return
     assert close(product, inverse * mpmath.matrix(x.double().tolist())) or not x.isfinite().all()
-
-
-@fuzz
-@given(st.data(), st.integers(1, 4), st.sampled_from(KINDS), st.sampled_from(["raise", "skip"]))
-def test_optimizers(data, m, kind, nonfinite):
-    weight = nn.Parameter(torch.ones(3))
-    options = {"window": kind, "damping": 10.0 ** data.draw(st.integers(-12, 12)), "nonfinite": nonfinite}
-    optimizer = data.draw(st.sampled_from([mfac.MFAC, mfac.MFACPreconditioner]))([weight], num_grads=m, **options)
-    for _ in range(data.draw(st.integers(1, 6))):
-        g = data.draw(tensors(3))
-        try:
-            weight.grad = g.detach().to(weight.dtype)
-        except (AttributeError, RuntimeError):  # torch's own refusal
-            continue
-        before, skipped = copy.deepcopy([optimizer.state_dict(), weight.detach()]), optimizer.skipped
-        try:
-            with warnings.catch_warnings(action="ignore"):
-                optimizer.step()
-        except REFUSED:
-            assert same([optimizer.state_dict(), weight.detach()], before)
-            sparse = weight.grad.layout != torch.strided
-            assert sparse or (nonfinite == "raise" and not stored_finite(weight.grad, kind))
-            continue
-        assert weight.isfinite().all() or optimizer.skipped > skipped or weight.grad.abs().max() > 1e20
-
-
-def stored_finite(g, kind):
-    """Whether a window can hold a gradient and its square."""
-    dense = g.to(kind) if isinstance(kind, torch.dtype) and kind.is_floating_point else g
-    return bool(dense.double().square().sum().isfinite())
 
 
 @fuzz

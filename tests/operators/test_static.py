@@ -124,7 +124,6 @@ def test_bad_arguments_are_refused(grads, options, message):
         (torch.ones(39), r"x must be \[40\] or \[40, k\], not \[39\]"),
         (torch.ones(40, dtype=torch.int32), "x must be a dense floating-point tensor, not torch.int32"),
         (torch.ones(40).numpy(), "x must be a dense floating-point tensor, not ndarray; convert with torch.as_tensor"),
-        (torch.ones(40, device="meta"), "x must be a dense floating-point tensor, not one on the meta device"),
         (torch.ones(40).to_sparse(), r"not a torch.sparse_coo one; convert with \.to_dense"),
     ],
 )

@@ -146,7 +146,6 @@ def groups_of(*sizes):
 
 
 OTHERS = {
-    "m": (lambda model: mfac(model.parameters(), num_grads=7), "saved with num_grads=7, this window has num_grads=5"),
     "order": (
         lambda model: mfac(list(model.parameters())[::-1]),
         r"gradients of shape \[3\] for 0.weight, which is \[7, 5\] here; .*parameters in another order",

@@ -1,4 +1,4 @@
-"""Masks in and out: dict, safetensors, torch.nn.utils.prune, torch.ao.pruning, zeros."""
+"""Masks in and out: dict, safetensors, torch.nn.utils.prune, torch.ao.pruning, zeros; the table of sparsities."""
 
 import copy
 
@@ -14,6 +14,7 @@ from torch.nn.utils import prune
 
 import mfac
 from mfac.pruning.masks import apply_masks, load_masks, masks_from_zeros, save_masks, to_torch_ao, to_torch_prune
+from mfac.pruning.sparsity_report import sparsity_report
 
 
 def test_saved_and_loaded(tmp_path):
@@ -177,3 +178,50 @@ def test_zeros_and_ones_are_taken_everywhere(taker, tmp_path):
         found.append([TAKERS[taker](model, masks, tmp_path / "file.safetensors"), dict(model.state_dict())])
     assert same(found[0], found[1])
     assert same(found[0], found[2])
+
+
+def half(shape):
+    mask = torch.ones(shape, dtype=torch.bool)
+    mask.view(-1)[::2] = False
+    return mask
+
+
+def test_the_table_of_sparsities():
+    model = mlp().model
+    apply_masks(model, {"0.weight": half((7, 5))})
+    report = sparsity_report(model)
+    assert (report.weights, report.removed, report.others, report.sparsity) == (56, 18, 10, 18 / 56)
+    assert [(row.name, row.sparsity) for row in report.rows] == [("0.weight", 18 / 35), ("2.weight", 0)]
+    assert str(report).splitlines() == [
+        "layer             shape  weights  removed  sparsity",
+        "0.weight          7 x 5       35       18   51.43 %",
+        "2.weight          3 x 7       21        0    0.00 %",
+        "total                         56       18   32.14 %",
+        "other parameters              10",
+    ]
+
+
+def test_masks_count_and_what_went_astray_shows():
+    model = mlp().model
+    masks = {"0.weight": half((7, 5)), "2.bias": torch.tensor([True, False, True])}
+    apply_masks(model, masks)
+    model[0].weight.data[0, 0] = 1.0
+    model[0].weight.data[0, 1] = 0.0  # kept, though it is zero
+    report = sparsity_report(model, masks)
+    counts = [(row.name, row.removed, row.astray) for row in report.rows]
+    assert counts == [("0.weight", 18, 1), ("2.bias", 1, 0)]
+    assert report.others == 7 + 21
+    assert "1 not zero" in str(report)
+
+
+@pytest.mark.parametrize("act", [to_torch_prune, to_torch_ao])
+def test_the_table_of_models_prepared_by_torch_s_tools(act):
+    model = mlp().model
+    act(model, {"0.weight": half((7, 5))})
+    counts = {row.name: (row.removed, row.astray) for row in sparsity_report(model).rows}
+    assert counts == {"0.weight": (18, 0), "2.weight": (0, 0)}
+
+
+def test_a_report_of_masks_that_do_not_fit():
+    with pytest.raises(ValueError, match=r"'2.weight' needs a bool tensor of shape \(3, 7\)"):
+        sparsity_report(mlp().model, {"2.weight": half((7, 5))})

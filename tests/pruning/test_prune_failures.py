@@ -30,7 +30,6 @@ BAD = [
     ({"fisher": "true"}, "fisher must be one of 'auto', 'empirical'"),
     ({"damping": "automatic"}, 'damping must be a positive number or "auto", not \'automatic\''),
     ({"floor": 1.5}, "floor must be a number of weights or, below 1, a fraction"),
-    ({"floor": 30}, "the floor keeps 51 of them"),
     ({"pattern": "4:2"}, 'pattern must be "N:M" with 0 < N < M'),
     ({"pattern": "2:4", "sparsity": None}, r"0.weight has shape \(7, 5\), and 4 must divide its dimension 1"),
     ({"pattern": "1:7", "sparsity": 0.5, "targets": "2.weight"}, "sparsity of its own, 0.857143; pass sparsity=None"),

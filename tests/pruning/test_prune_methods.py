@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-from models import cross_entropy, mlp
+from models import cross_entropy
 from pruning_cases import DAMPING, lowest, quadratic, small, solve, zeros
-from torch import nn
 
-import mfac
 from experiments.baselines.pruning import BASELINES
 from experiments.baselines.pruning import prune as prune_with_baselines
 from mfac.pruning import prune
@@ -48,17 +46,3 @@ def test_the_diagonal_fisher_is_the_mean_of_squared_gradients():
     assert torch.equal(~gone, torch.cat([mask.flatten() for mask in result.masks.values()]))
     assert result.predicted_increase == pytest.approx(float(scores[gone].sum()))
     assert result.true_increase == pytest.approx(result.predicted_increase)
-
-
-def test_sampled_labels_and_single_samples():
-    loss_fn = mfac.criterion_loss(nn.CrossEntropyLoss())
-    models = []
-    for options in ({"fisher": "sampled"}, {"per_sample": True}, {}):
-        case = mlp()
-        result = prune(
-            case.model, loss_fn, [case.batch], 0.5, num_grads=6, recomputations=2, seed=1, block_size=8, **options
-        )
-        assert result.num_removed == 28
-        models.append(case.model[0].weight.detach())
-    assert not torch.equal(models[0], models[2])
-    assert not torch.equal(models[1], models[2])
