@@ -243,9 +243,9 @@ class Ranks:
         """Replaces `values` by their sum over all ranks, bit for bit the same on each, and returns them."""
         return values
 
-    def gather(self, piece: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Concatenates the pieces of all ranks, whose lengths are given, along the first dimension."""
-        return piece
+    def gather(self, piece: Tensor) -> Tensor:
+        """Stacks the pieces of all ranks, which have one shape."""
+        return piece[None]
 
     def exchange(self, pieces: Sequence[Tensor], lengths: Sequence[int]) -> list[Tensor]:
         """Sends pieces[r] to rank r; returns what each rank sent here, with the given lengths."""

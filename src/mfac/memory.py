@@ -32,9 +32,14 @@ def gib(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 / 10 else f"{num_bytes / 2**20:.1f} MiB"
 
 
+def is_count(value: object) -> bool:
+    """Whether it is a positive int; a bool is none."""
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
 def check_count(name: str, value: int) -> None:
     """Raises ValueError unless it is a positive int."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not is_count(value):
         raise ValueError(f"{name} must be a positive int, not {value!r}")
 
 

@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from mfac.memory import is_count
+
 if TYPE_CHECKING:
     from mfac.windows.rows import Rows
 
@@ -93,7 +95,7 @@ def block_runs(dim: int, block_size: int | None, sizes: Sequence[int] | None = N
         if sizes is not None:
             raise ValueError("sizes was given without block_size; sizes only says where blocks end: give both or none")
         return [BlockRun(0, dim, 1)]
-    if not isinstance(block_size, int) or isinstance(block_size, bool) or block_size < 1:
+    if not is_count(block_size):
         raise ValueError(f"block_size must be a positive int or None (the full matrix), not {block_size!r}")
     sizes = [dim] if sizes is None else [index(size) for size in sizes]
     if sum(sizes) != dim or min(sizes, default=0) < 0:

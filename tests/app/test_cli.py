@@ -1,10 +1,11 @@
-"""The command line as a whole: help, completion, displays, init, plan and report; other models all the way through."""
+"""The command line as a whole: help, completion, displays and every command; other models all the way through."""
 
 import inspect
 import json
 import re
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import mfac as library
+from mfac.app import demo
 from mfac.app.cli import main
 from mfac.app.cli.commands import LIBRARY, app
 from mfac.app.cli.display import ProgressDisplay
+from mfac.app.runs.format import read_run
 from mfac.pruning.options import PruningOptions
 
 ROOT = Path(__file__).parents[2]
@@ -151,3 +154,31 @@ def test_displays_with_and_without_a_terminal(capsys):
         show_work(ProgressDisplay(console))
     text = console.export_text()
     assert all(part in text for part in ("a word", "mfac-0.9", "4/4", "loss 0.1"))
+
+
+@pytest.fixture
+def short(monkeypatch):
+    options = replace(demo.PRUNING.options, recomputations=2)
+    monkeypatch.setattr(demo, "PRUNING", replace(demo.PRUNING, sparsities=(0.9,), options=options))
+    monkeypatch.setattr(demo, "TRAINING", replace(demo.TRAINING, seeds=(1,), epochs=1))
+
+
+def test_the_demo_ends_with_tables_a_picture_and_a_report(short, tmp_path):
+    folder = tmp_path / "demo"
+    result = mfac("demo", "--out", folder)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert sum(line.startswith(("magnitude", "mfac", "full")) for line in lines) == 2 + 1
+    assert lines[-1] == f"Report: {(folder / 'report.html').resolve()}"
+    page = (folder / "report.html").read_text()
+    assert all(name in page for name in ("Pruning of digits", "Training of digits", "magnitude", "adam"))
+    for cell in (cell for kind in ("prune", "train") for cell in read_run(folder / kind)["cells"]):
+        kind = "prune" if "method" in cell else "train"
+        assert all(f'<a href="{kind}/{file}">{what}</a>' in page for what, file in cell["files"].items())
+    assert (folder / "demo.png").stat().st_size > 10_000
+    accuracy = {(cell["method"], cell["asked"]): cell["measure"] for cell in read_run(folder / "prune")["cells"]}
+    (tmp_path / "demo.png").write_text("mine")
+    refused = mfac("demo", "--out", tmp_path)
+    assert (refused.exit_code, (tmp_path / "demo.png").read_text()) == (1, "mine")
+    assert "is not empty and not the folder of a demo; choose another (--out)" in refused.stderr
+    assert accuracy["mfac", 0.9] > accuracy["magnitude", 0.9] + 0.1

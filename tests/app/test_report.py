@@ -1,9 +1,7 @@
 """The page of runs in any state: its plots, tables, sentences and links."""
 
-import copy
 import re
-from importlib.resources import files
-from itertools import pairwise, product
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -29,12 +27,6 @@ def test_the_page_is_well_formed_accessible_and_self_contained(name):
     for element in found.elements:
         assert not re.search("nan|inf|None", " ".join(element.get(key) or "" for key in ("d", "x", "y", "viewbox")))
         assert element["tag"] not in ("text", "td") or element["text"] not in ("nan", "inf", "None")
-
-
-def test_the_same_runs_give_the_same_page_and_stay_as_they_are():
-    before = copy.deepcopy(ALL["gradual"])
-    assert render_page(ALL["gradual"]) == text_of("gradual")
-    assert ALL["gradual"] == before
 
 
 SPARSITY = "sparsity (% of weights removed)"
@@ -175,28 +167,11 @@ def test_several_runs_share_a_page():
     assert len(found.find("p", "lede")) == 2
 
 
-def test_colours_have_contrast_in_light_and_dark():
-    """Text and lines at least 4.5 to 1, by the formula of WCAG 2."""
-
-    def luminance(colour):
-        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        return 0.05 + np.dot((0.2126, 0.7152, 0.0722), linear)
-
-    style = (files("mfac.app.report") / "style.css").read_text(encoding="utf-8")
-    for block in re.findall(r":root \{(.*?)\}", style, re.S)[:2]:
-        theme = {name: luminance(colour) for name, colour in re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block)}
-        names = ("ink", "soft", "link", *map("c{}".format, range(8)))
-        for name, ground in [*product(names, ("page", "surface")), ("warn", "warn-page")]:
-            low, high = sorted((theme[name], theme[ground]))
-            assert high / low >= 4.5, (name, ground)
-
-
 def test_the_file_is_written_completely_or_not_at_all(tmp_path):
     path = tmp_path / "report.html"
     write_page([cases.pruning()], path)
     before = path.read_text(encoding="utf-8")
-    assert before == text_of("pruning")
+    assert before == text_of("pruning")  # the same runs give the same page
     with pytest.raises(ValueError, match="Invalid isoformat"):
         write_page([cases.training() | {"started": "yesterday"}], path)
     assert path.read_text(encoding="utf-8") == before

@@ -1,4 +1,4 @@
-"""Training runs: the same weights whether interrupted or not; the same start and batches for all optimizers."""
+"""Training runs: complete records, and the same start and batches for all optimizers."""
 
 import math
 from dataclasses import replace
@@ -6,7 +6,7 @@ from itertools import islice, pairwise
 
 import pytest
 import torch
-from run_cases import TRAINING, StopAfter, data, loss, network, run, small_task, tensor_bytes, without_times
+from run_cases import TRAINING, StopAfter, data, loss, network, run, small_task, tensor_bytes
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -14,21 +14,6 @@ from mfac.app.runs.task_batches import TaskBatches, epochs
 from mfac.app.runs.training import OptimizerSettings
 
 CPU = torch.device("cpu")
-
-
-@pytest.mark.parametrize("name", ["full-matrix-adam", "mfac", "adamw", "task"])
-def test_interrupted_twice_it_ends_with_the_same_bits(tmp_path, name):
-    task = small_task(optimizer=lambda params: torch.optim.NAdam(params, lr=0.01))
-    settings = replace(TRAINING, optimizers=(OptimizerSettings(name, num_grads=4, momentum=0.9),), eval_every=5)
-    whole = run(tmp_path / "whole", settings, task)
-    for calls in (8, 10):  # in the middle of the first and of the second epoch
-        with pytest.raises(KeyboardInterrupt):
-            run(tmp_path / "stopped", settings, task, watcher=StopAfter(calls))
-    watcher = StopAfter()
-    stopped = run(tmp_path / "stopped", settings, task, watcher=watcher)
-    assert any("resuming after" in line for line in watcher.lines)
-    assert tensor_bytes(tmp_path / "stopped") == tensor_bytes(tmp_path / "whole")
-    assert without_times(stopped) == without_times(whole)
 
 
 def test_cells_are_complete_and_begin_with_the_same_weights_and_batches(tmp_path):

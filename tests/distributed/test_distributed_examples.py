@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from processes import in_process, started
+from torch.utils.data import TensorDataset
 
 from mfac import MFAC
 
@@ -31,7 +32,10 @@ def be_rank(rank, port, restart=0):
 
 def one_rank(name, options, *where):
     be_rank(*where)
-    example(name).main(options)
+    module = example(name)
+    train, test = module.load_data()
+    module.load_data = lambda: (TensorDataset(*(tensor[:256] for tensor in train.tensors)), test)
+    module.main(options)
 
 
 def run(name, folder, *options, restart=0):

@@ -91,21 +91,6 @@ DEVICES = ["cpu", "cpu", "cpu"]
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-def test_columns_on_several_devices_answer_as_on_one(window):
-    options = {"dtype": torch.float64, "window": WINDOWS[window], "normalize": "full"}
-    many, one = (DynamicInverseFisher(M, D, LAMBDA, **options, **where) for where in ({"devices": DEVICES}, {}))
-    for g in gradients():
-        torch.testing.assert_close(many.update_and_apply(g), one.update_and_apply(g), rtol=1e-6, atol=1e-9)
-    x = gradients(3).T
-    i, j = torch.tensor([0, 22, 7, 8]), torch.tensor([22, 22, 8, 15])
-    found = (
-        (op @ x, op.quadratic_form(x), op.diagonal(), op.logdet(), op.rows.double(), op[i, j]) for op in (many, one)
-    )
-    for theirs, ours in zip(*found, strict=True):
-        torch.testing.assert_close(theirs, ours, rtol=1e-6, atol=1e-9)
-
-
-@pytest.mark.parametrize("window", WINDOWS)
 def test_a_state_goes_from_devices_to_devices_and_to_one(window):
     options = {"dtype": torch.float64, "window": WINDOWS[window], "normalize": "full"}
     op = DynamicInverseFisher(M, D, LAMBDA, devices=DEVICES, **options)

@@ -4,13 +4,14 @@ import math
 
 import pytest
 import torch
-from distributed_cases import CASES, SETTINGS, Training, groups_of, listening, network
+from distributed_cases import CASES, SETTINGS, Sent, Training, groups_of
+from optimizers import network
 from rank_pool import on_ranks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from mfac import MFAC, Int8, MFACPreconditioner, TopK
+from mfac import MFAC, MFACPreconditioner
 
 WAYS = ("ddp", "fsdp")
 STEPS = {"masks": 14, "momentum_l2": 68, "clipped": 24, "full_matrix": 14}  # factors are made anew after 64
@@ -42,36 +43,15 @@ def test_trajectories_are_those_of_one_process_and_ranks_have_the_same_bits(rank
         assert {key: ranks[0][name][1][key] for key in expected} == pytest.approx(expected, rel=1e-9)
 
 
-def compressed(group, way, window):
-    """Losses over a run whose rows are compressed in blocks of each rank's columns."""
-    training = Training(group, way, dtype=torch.float32, window=window, lr=0.1)
-    losses = []
-    for step in range(40):
-        training.backward(step)
-        training.optimizer.step()
-        losses.append(training.optimizer.diagnostics()["gradient_norm"])
-    return losses, training.weights()
-
-
-@pytest.mark.parametrize(
-    ("way", "window"), [("ddp", Int8(block=8)), ("fsdp", TopK(0.5, block=8))], ids=["int8", "topk"]
-)
-def test_compressed_windows_train_on_ranks(rank_pool, way, window):
-    ranks = rank_pool.run(2, compressed, way, window)
-    assert all(map(torch.equal, ranks[0][1], ranks[1][1]))
-    losses = ranks[0][0]
-    assert sum(losses[-8:]) < 0.7 * sum(losses[:8])
-
-
 def measured(group, way):
     training = Training(group, way, momentum=0.9)
     training.steps(range(SETTINGS["num_grads"] + 1))
     training.backward(99)
-    with listening() as messages:
+    with Sent() as sent:
         training.optimizer.step()
     shapes = [tensor.shape for tensor in Training(None, way).model.parameters()]
     columns = sum(math.ceil(shape[0] / group.size()) * shape[1:].numel() for shape in shapes)
-    return training.operator.rows.nbytes, columns, messages
+    return training.operator.rows.nbytes, columns, sent.messages
 
 
 def test_memory_and_messages_of_a_step(rank_pool):
@@ -169,7 +149,7 @@ def test_the_preconditioner_on_ranks(group):
 
 @on_ranks(3)
 def test_the_memory_of_a_rank_is_known_before(group):
-    model = network(torch.float32)
+    model = network()
     size = MFAC.memory_needed(model.parameters(), 8, momentum=0.9, process_group=group)
     rows = MFAC(model.parameters(), num_grads=8, process_group=group)._window.operator.rows
     assert size == rows.nbytes + 4 * 8 * 8**2 + 4 * 66

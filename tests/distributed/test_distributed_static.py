@@ -5,11 +5,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from cases import duplicates, mixed, repeating, spans
-from distributed_cases import listening
+from distributed_cases import Sent
 from rank_pool import on_ranks
 
 import mfac
 from mfac.distributed.shares import column_shares
+from mfac.pages import block_runs
 
 M, D, TENSORS = 6, 50, (33, 17)
 DAMPING = 1e-3
@@ -146,9 +147,9 @@ def test_how_many_numbers_are_summed(group, block_size, expected):
     share, numbers = column_shares(TENSORS, 2, block_size)[group.rank()], []
 
     def counted(call):
-        with listening() as messages:
+        with Sent() as sent:
             result = call()
-        numbers.append(sum(count for name, count, _ in messages if "allreduce" in name))
+        numbers.append(sum(count for name, count, _ in sent.messages if "allreduce" in name))
         return result
 
     sizes = None if block_size is None else share.sizes
@@ -195,3 +196,46 @@ def test_influence_is_that_of_one_process(rank_pool):
     expected = mfac.influence(mfac.StaticInverseFisher(rows, DAMPING), tests, leverage=True)
     for found in rank_pool.run(2, shared_influence, rows, tests):
         assert torch.allclose(found, expected, rtol=1e-8)
+
+
+# Columns divided among ranks.
+
+
+def blocks(sizes, block_size):
+    """Where blocks begin."""
+    starts = []
+    for run in block_runs(sum(sizes), block_size, sizes):
+        starts += range(run.start, run.stop, run.length)
+    return starts
+
+
+@pytest.mark.parametrize("count", [1, 3, 7])
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (40, 0, 3, 57), (5, 128, 700)])
+@pytest.mark.parametrize("block_size", [None, 7, 64])
+def test_shares_follow_one_another_and_end_where_blocks_end(sizes, count, block_size):
+    shares = column_shares(sizes, count, block_size)
+    assert len(shares) == count
+    assert [share.start for share in shares] == [0, *(share.stop for share in shares[:-1])]
+    assert shares[-1].stop == sum(sizes)
+    assert all(sum(share.sizes) == len(share) for share in shares)
+    assert all(abs(len(share) - sum(sizes) / count) <= (block_size or 1) for share in shares)
+    if block_size is None:
+        return
+    assert {share.start for share in shares} <= {*blocks(sizes, block_size), sum(sizes)}
+    # The blocks that a rank lays over its own columns are those of the whole.
+    found = [share.start + start for share in shares for start in blocks(share.sizes, block_size)]
+    assert found == blocks(sizes, block_size)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([3], 0), "count must be a positive number of shares, not 0"),
+        (([3], True), "count must be a positive number of shares, not True"),
+        (([3, -1], 2), r"sizes must be lengths of tensors, not \[3, -1\]"),
+        (([3], 2, 0), "block_size must be a positive int"),
+    ],
+)
+def test_shares_that_cannot_be(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        column_shares(*arguments)

@@ -74,15 +74,6 @@ def test_what_is_too_slow_is_stopped_and_larger_ones_are_not_begun():
     assert larger["why"] == "too slow already at d = 40, m = 6"
 
 
-def test_figures_stand_that_there_was_no_time_to_repeat():
-    def repeated(cell, report):
-        report.ready()
-        report.first({"step_s": 1.5})
-        time.sleep(60)
-
-    assert run_cell(SMALL, repeated, needs_nothing, Limits(1, 0.2), []) == {"outcome": "measured", "step_s": 1.5}
-
-
 def test_a_cell_that_fails_says_why():
     def broken(cell, report):
         raise ValueError("no such thing")

@@ -76,13 +76,6 @@ def test_an_archive_is_downloaded_once_and_unpacked(monkeypatch, server, tmp_pat
     assert len(server.requests) == 1
 
 
-def test_a_download_that_is_not_the_published_one_is_refused(monkeypatch, server, tmp_path):
-    serve_toy(monkeypatch, server, "toy.zip", sha256(b"another"))
-    with pytest.raises(ValueError, match="does not match"):
-        fetch("toy")
-    assert present(tmp_path / "data") == {}
-
-
 def test_a_file_that_is_not_the_published_one_is_neither_used_nor_overwritten(monkeypatch, server, tmp_path):
     serve_toy(monkeypatch, server, "toy.zip")
     fetch("toy")

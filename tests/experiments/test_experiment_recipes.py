@@ -14,7 +14,7 @@ import mfac
 from experiments import __main__ as command
 from experiments.ledger import Ledger
 from experiments.recipe import Recipe, Request
-from experiments.recipes import RECIPES, bert, table1, table2, table4_right
+from experiments.recipes import RECIPES, table1, table2, table4_right
 from experiments.step_times import overheads
 from experiments.training import Training, cosine, cross_entropy, drops, last_loss
 
@@ -103,15 +103,6 @@ def test_overheads_are_ratios_of_the_best_and_of_the_medians():
     assert found["M-FAC"]["over_sgd_by_medians"] == 1.5
     assert table4_right.continue_line({64: 1.05, 128: 1.10}, 1024) == pytest.approx(1.8)
     assert table4_right.continue_line({1024: 1.3}, 1024) == 1.3
-
-
-def test_the_table_of_bert_has_means_and_deviations():
-    cells = {
-        f"run, MiniLM-L3, mrpc, Adam, seed {seed}": {"finished": True, "tests": [{"step": 4, "accuracy": value}]}
-        for seed, value in ((1, 70.0), (2, 72.0))
-    }
-    cells["run, MiniLM-L3, mrpc, M-FAC, seed 1"] = {"finished": False, "tests": []}
-    assert bert.table(cells) == {"MiniLM-L3, mrpc": {"Adam, accuracy": (71.0, pytest.approx(2**0.5), 2)}}
 
 
 def test_all_recipes_run_one_after_the_other(tmp_path, monkeypatch, capsys):

@@ -81,19 +81,6 @@ def test_minilm_agrees_with_people_about_sentences():
     assert bool(G.any())
 
 
-@needs_data
-def test_minilm_on_glue_at_hand():
-    task = load_task("experiments.tasks.glue_mrpc")
-    model = task.model()
-    assert not model.encoder.embeddings.word_embeddings.weight.requires_grad
-    assert not model.training
-    batch = next(iter(task.train_batches()))
-    short = {key: value[:2] for key, value in batch.items()}
-    G = mfac.collect_gradients(model, task.loss, [short], 1, params=["classifier.weight"], progress=False)
-    assert bool(G.any())
-    assert task.measure == "accuracy"
-
-
 def test_sentences_are_padded_to_the_longest_of_the_batch():
     examples = [Tokens([101, *range(5, 5 + n), 102], [0] * (n + 2), float(n % 2)) for n in range(1, 20)]
     batches = list(SentenceBatches(examples, 16, shuffle=False))
@@ -112,6 +99,5 @@ def test_measures_of_sentences():
     ties = spearman(torch.tensor([[1.0], [1.0], [2.0]]), torch.tensor([1.0, 2.0, 3.0]))
     assert ties == pytest.approx(3**0.5 / 2)  # Pearson's of (1.5, 1.5, 3) and (1, 2, 3)
     assert spearman(torch.zeros(3, 1), torch.tensor([1.0, 2.0, 3.0])) == 0
-    assert pearson(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([1.0, 4.0, 9.0])) == pytest.approx(
-        0.98974, abs=1e-5
-    )
+    squares = pearson(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([1.0, 4.0, 9.0]))
+    assert squares == pytest.approx(0.98974, abs=1e-5)

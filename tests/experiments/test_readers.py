@@ -77,17 +77,10 @@ def test_cifar_is_read_from_its_binary_format(folder):
         load_cifar10("dev")
 
 
-@pytest.mark.parametrize(
-    ("load", "name", "path"),
-    [
-        (lambda: load_mnist("train"), "mnist", "mnist/train-images-idx3-ubyte"),
-        (lambda: load_cifar10("train"), "cifar10", "cifar-10-batches-bin/data_batch_1.bin"),
-        (lambda: load_glue("rte", "dev"), "glue-rte", "glue/RTE/dev.tsv"),
-    ],
-)
-def test_the_error_for_a_missing_file_says_how_to_get_it(folder, load, name, path):
-    with pytest.raises(MissingData, match=f"{path} is not there; `python -m experiments.datasets {name}` fetches it"):
-        load()
+def test_the_error_for_a_missing_file_says_how_to_get_it(folder):
+    missing = "glue/RTE/dev.tsv is not there; `python -m experiments.datasets glue-rte` fetches it"
+    with pytest.raises(MissingData, match=missing):
+        load_glue("rte", "dev")
     with pytest.raises(FileNotFoundError, match=r"config.json is not there; put it there by hand, or set MFAC_DATA"):
         find(None, "stories260K", "config.json")
 

@@ -1,13 +1,10 @@
 """Rows on disk: the same as in memory, gone on with after any interruption, checked before that."""
 
 import os
-import random
-import time
 
 import pytest
 import torch
 from models import CASES, cross_entropy, mlp
-from processes import started
 from torch.utils.data import DataLoader, TensorDataset
 
 from mfac.file_lock import locked
@@ -70,19 +67,6 @@ def test_a_run_that_lost_its_tail_goes_on_bit_for_bit(path, mode, torn_rows):
     with open(path, "r+b") as file:
         file.truncate(len(whole) - int(torn_rows * row))
     collect(path, mode)
-    assert path.read_bytes() == whole
-
-
-def test_killed_at_random_then_finished_bit_for_bit(path, tmp_path):
-    collect(tmp_path / "whole", "sample")
-    whole = (tmp_path / "whole").read_bytes()
-    for size in sorted(random.Random(6).uniform(0.02, 0.98) * len(whole) for _ in range(2)):
-        process = started(collect, path, "sample")
-        while process.is_alive() and (not path.exists() or path.stat().st_size < size):
-            time.sleep(0)
-        process.kill()
-        process.join()
-    collect(path, "sample")
     assert path.read_bytes() == whole
 
 

@@ -112,11 +112,10 @@ NO_MAP = "taken one by one, because vmap cannot map this model: "
 REFERENCE = "is used by another reference than the module's own"
 UNMAPPED = {
     "packed sequences": (CASES["packed"], NO_MAP),
-    "hook of a matrix": (
-        lambda: hooked(lambda c: c.model[0].weight.register_hook(twice)),
-        "0.weight has a backward hook",
+    "hook of a tensor": (
+        lambda: hooked(lambda c: c.model[2].bias.register_hook(twice)),
+        "2.bias has a backward hook",
     ),
-    "hook of a vector": (lambda: hooked(lambda c: c.model[2].bias.register_hook(twice)), "2.bias has a backward hook"),
     "hook of a module": (
         lambda: hooked(lambda c: c.model[1].register_full_backward_hook(lambda module, dx, dy: (dx[0] * 2,))),
         "the module 1 has a backward hook",
@@ -131,10 +130,6 @@ UNMAPPED = {
     "hook of an output": (lambda: of_outputs(doubling), NO_MAP),
     "backward in the loss": (lambda: mlp()._replace(loss_fn=backward_in_the_loss), NO_MAP),
     "scripted": (lambda: mlp()._replace(model=torch.jit.script(mlp().model)), "it has a scripted module"),
-    "traced": (
-        lambda: mlp()._replace(model=torch.jit.trace(mlp().model, torch.zeros(1, 5))),
-        "it has a scripted module",
-    ),
 }
 
 

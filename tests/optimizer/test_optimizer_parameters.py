@@ -17,7 +17,7 @@ from optimizers import (
     trained,
     with_past_zeros,
 )
-from states import moved, same, weights
+from states import moved, same, unchanged, weights
 from torch import nn
 
 from mfac import MFAC, MFACPreconditioner, TopK
@@ -110,7 +110,6 @@ def test_an_added_group_has_its_own_options_and_a_refused_one_is_not_added():
     before = weights(model)
     train(model, optimizer, range(4))
     assert moved(before, model) == [True, True, False, False]
-    state = copy.deepcopy(optimizer.state_dict())
     extra = [("b", model[2].bias)]
     for params, options, words in [
         (extra, {"lr": -1.0}, "lr must be 0 or more"),
@@ -119,9 +118,8 @@ def test_an_added_group_has_its_own_options_and_a_refused_one_is_not_added():
         ([("w", model[2].bias)], {}, "two parameters are called 'w'"),
         (model[0].named_parameters(), {}, "more than one parameter group"),
     ]:
-        with pytest.raises(ValueError, match=words):
+        with unchanged(optimizer), pytest.raises(ValueError, match=words):
             optimizer.add_param_group({"params": params, **options})
-    assert same(optimizer.state_dict(), state)
     train(model, optimizer, range(4, 6))
 
 
@@ -181,15 +179,12 @@ MASK = mask_of(torch.empty(7, 5))
     ("masks", "words"),
     [
         ({"0.wieght": MASK}, "'0.wieght' matches no parameter of the optimizer; did you mean '0.weight'"),
-        ({torch.ones(2, 2): MASK}, r"a tensor of shape \(2, 2\) matches no parameter of the optimizer"),
-        ({"0.weight": MASK[:3]}, r"'0.weight' needs a bool tensor of shape \(7, 5\)"),
-        ({"0.weight": MASK * 0.5}, "'0.weight' has other values than True or 1"),
         ({"0.weight": [True, False]}, r"'0.weight' needs a bool tensor .* this one is a list"),
         ([MASK], r"masks must be \{parameter or name: bool tensor\}, not list"),
         ({"0.weight": MASK}, r"0.weight has 12 weights that are not zero where its mask"),
         ({n: torch.zeros_like(p, dtype=torch.bool) for n, p in network().named_parameters()}, "masks keep no"),
     ],
-    ids=range(8),
+    ids=range(5),
 )  # fmt: skip
 def test_wrong_masks(masks, words):
     with pytest.raises(ValueError, match=words):

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from optimizers import every_optimizer, loss_of, mask_of, mfac, network, ready, train
-from states import same, weights
+from states import same, unchanged, weights
 from torch import nn
 
 from mfac import MFAC, MFACPreconditioner
@@ -20,12 +20,8 @@ from mfac import MFAC, MFACPreconditioner
         ({"nesterov": True}, "nesterov needs a momentum, and momentum is 0; pass one"),
         ({"weight_decay": -1e-3}, "weight_decay must be 0 or more, and finite, not -0.001"),
         ({"num_grads": 0}, "num_grads must be a positive int, not 0"),
-        ({"damping": 0.0}, "damping must be"),
         ({"damping": True}, "damping must be positive and finite, not True"),
-        (
-            {"damping": 1e-300},
-            "damping 1e-300 is too small: answers grow to 1/damping, which torch.float32 cannot hold",
-        ),
+        ({"damping": 1e-300}, "1e-300 is too small: answers grow to 1/damping, which torch.float32 cannot hold"),
         ({"damping": lambda step: -1.0}, "damping must be"),
         ({"normalize": "none"}, "normalize must be 'seen', 'full' or 'sum', not 'none'"),
         ({"window": torch.int32}, r"rows can be stored in torch.float32, .*, not torch.int32"),
@@ -46,13 +42,11 @@ def test_arguments_out_of_their_range(options, words):
 @pytest.mark.parametrize(("steps", "value"), [(0, float("nan")), (8, -float("inf"))])
 def test_a_gradient_that_is_not_finite_is_an_error_that_changes_nothing(build, steps, value):
     model, optimizer = ready(build, steps)
-    before, state = weights(model), copy.deepcopy(optimizer.state_dict())
     good = model[2].weight.grad[1, 2].clone()
     model[2].weight.grad[1, 2] = value
-    with pytest.raises(RuntimeError, match=r"the gradient is not finite.*skip this step"):
+    message = r"the gradient is not finite.*skip this step"
+    with unchanged(model, optimizer), pytest.raises(RuntimeError, match=message):
         optimizer.step()
-    assert same(weights(model), before)
-    assert same(optimizer.state_dict(), state)
     model[2].weight.grad[1, 2] = good
     optimizer.step()
     train(model, optimizer, range(steps + 1, steps + 4))
@@ -133,24 +127,18 @@ def test_sparse_gradients_are_refused_by_name():
     model = nn.Sequential(nn.Embedding(6, 3, sparse=True), nn.Linear(3, 2))
     optimizer = mfac(model.named_parameters())
     model(torch.tensor([1, 2])).sum().backward()
-    before, state = weights(model), copy.deepcopy(optimizer.state_dict())
+    message = r"0\.weight: sparse gradients are not supported; .*sparse=False"
     for each in (optimizer, MFACPreconditioner(model.named_parameters(), 4)):
-        with pytest.raises(RuntimeError, match=r"0\.weight: sparse gradients are not supported; .*sparse=False"):
+        with unchanged(model, each), pytest.raises(RuntimeError, match=message):
             each.step()
-    assert same(weights(model), before)
-    assert same(optimizer.state_dict(), state)
 
 
 @pytest.mark.parametrize("damping", [-1.0, float("inf"), "much"])
 def test_a_wrong_damping_is_refused_and_the_old_one_stays(damping):
     model, optimizer = ready(mfac, 6)
-    state = copy.deepcopy(optimizer.state_dict())
-    preconditioner = MFACPreconditioner(model.parameters(), 4, 0.5)
-    for each in (optimizer, preconditioner):
-        with pytest.raises(ValueError, match="damping must be"):
+    for each in (optimizer, MFACPreconditioner(model.parameters(), 4, 0.5)):
+        with unchanged(each), pytest.raises(ValueError, match="damping must be"):
             each.damping = damping
-    assert same(optimizer.state_dict(), state)
-    assert preconditioner.damping == 0.5
 
 
 def test_a_schedule_gets_the_number_of_steps_waits_for_finite_gradients_and_ends_when_damping_is_assigned():
@@ -164,13 +152,11 @@ def test_a_schedule_gets_the_number_of_steps_waits_for_finite_gradients_and_ends
     train(model, optimizer, range(4))
     assert asked[1:] == [0, 1, 2, 3]
     assert optimizer.damping == pytest.approx(0.4)
-    state = copy.deepcopy(optimizer.state_dict())
     optimizer.zero_grad()
     loss_of(model, 4).backward()
     model[0].bias.grad[0] = torch.inf
-    with pytest.raises(RuntimeError, match="not finite"):
+    with unchanged(optimizer), pytest.raises(RuntimeError, match="not finite"):
         optimizer.step()
-    assert same(optimizer.state_dict(), state)
     optimizer.damping = 7.0
     train(model, optimizer, [5])
     assert optimizer.damping == 7.0
@@ -225,11 +211,8 @@ def test_what_does_not_fit_is_refused_with_figures(monkeypatch):
         with pytest.raises(MemoryError, match=words):
             build(parameters)
     optimizer = MFAC(parameters, num_grads=100)
-    state = copy.deepcopy(optimizer.state_dict())
-    with pytest.raises(MemoryError, match="a window of 100 gradients of 11000 weights"):
+    with unchanged(optimizer), pytest.raises(MemoryError, match="a window of 100 gradients of 11000 weights"):
         optimizer.add_param_group({"params": nn.Parameter(torch.zeros(10000))})
-    assert same(optimizer.state_dict(), state)
-    assert len(optimizer.param_groups) == 1
 
 
 def test_diagnostics_are_those_of_the_step():
@@ -307,9 +290,8 @@ def test_an_automatic_damping_follows_the_mean_eigenvalue_of_the_window(scale):
         optimizer.zero_grad()
         (loss_of(model, step) * scale).backward()
         optimizer.step()
-        mean = (
-            rows_of(optimizer)[: step + 1].square().sum(1).mean() / 5
-        )  # of the eigenvalues of GᵀG/5 that are not zero
+        # The mean of the eigenvalues of GᵀG/5 that are not zero.
+        mean = rows_of(optimizer)[: step + 1].square().sum(1).mean() / 5
         assert 0.06 < optimizer.damping / mean < 0.17
     optimizer.damping = 0.25
     optimizer.step()

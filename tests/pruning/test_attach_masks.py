@@ -6,6 +6,7 @@ import pytest
 import torch
 from models import mlp
 from pruning_cases import some_masks
+from states import unchanged
 from torch import nn
 
 import mfac
@@ -62,27 +63,6 @@ def test_zeros_stay_zero(kind):
         assert not astray(case.model, masks)
         assert not remembered(optimizer, case.model, masks)
     assert not torch.equal(before["0.weight"], case.model[0].weight)
-
-
-def test_kept_weights_move_as_if_the_others_were_never_there():
-    """Under a diagonal optimizer: the same as training the kept weights alone, the removed ones fixed at zero."""
-    case, twin = mlp(), mlp()
-    masks = some_masks(case.model)
-    optimizer = torch.optim.Adam(case.model.parameters(), lr=0.05)
-    attach_masks(optimizer, masks, case.model)
-    train(case, optimizer, 5)
-
-    leaves = {n: p.detach() * masks.get(n, 1) for n, p in twin.model.named_parameters()}
-    free = {n: v.clone().requires_grad_() for n, v in leaves.items()}
-    other = torch.optim.Adam(free.values(), lr=0.05)
-    for _ in range(5):
-        other.zero_grad()
-        weights = {n: v * masks.get(n, 1) for n, v in free.items()}
-        logits = torch.func.functional_call(twin.model, weights, (case.batch[0],))
-        nn.functional.cross_entropy(logits, case.batch[1]).backward()
-        other.step()
-    for name, parameter in case.model.named_parameters():
-        torch.testing.assert_close(parameter, free[name])
 
 
 @pytest.mark.parametrize("by", ["param_names", "model", "parameter", "plain names of a compiled model"])
@@ -171,12 +151,9 @@ def test_a_parameter_without_a_gradient_and_one_with_a_sparse_one():
 MASK = torch.ones(7, 5, dtype=torch.bool)
 REFUSED = [  # masks, whether a model is given, whether the optimizer has names
     ({"0.weigth": MASK}, True, True, "'0.weigth' matches no parameter of the model; did you mean '0.weight'"),
-    ({"zzz": MASK}, True, True, "it has 0.weight, 0.bias, 2.weight, 2.bias"),
     ({"zzz": MASK}, False, True, "matches no parameter of the optimizer; it has"),
     ({"0.weight": MASK}, False, False, r"pass model=, or build the optimizer from model.named_parameters\(\)"),
     ({"0.weight": MASK.T}, True, True, r"'0.weight' needs a bool tensor of shape \(7, 5\).* of shape \(5, 7\)"),
-    ({"0.weight": [1]}, True, True, "this one is a list"),
-    ({"0.weight": 2 * MASK.float()}, True, True, "has other values than True or 1 for kept and False or 0 for removed"),
     ({nn.Parameter(torch.ones(7, 5)): MASK}, False, True, r"shape \(7, 5\) matches no parameter of the opt"),
 ]
 
@@ -184,11 +161,9 @@ REFUSED = [  # masks, whether a model is given, whether the optimizer has names
 @pytest.mark.parametrize(("masks", "with_model", "with_names", "message"), REFUSED)
 def test_masks_that_do_not_fit(masks, with_model, with_names, message):
     model = mlp().model
-    before = copy.deepcopy(model.state_dict())
     optimizer = torch.optim.SGD(list(model.named_parameters()) if with_names else model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match=message):
+    with unchanged(model), pytest.raises(ValueError, match=message):
         attach_masks(optimizer, masks, model if with_model else None)
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
 def test_something_else_than_the_optimizer_of_the_model():

@@ -1,4 +1,4 @@
-"""Masks in and out: dict, safetensors, torch.nn.utils.prune, torch.ao.pruning, zeros."""
+"""Masks in and out: dict, safetensors, torch.nn.utils.prune, torch.ao.pruning, zeros; the table of sparsities."""
 
 import copy
 
@@ -7,12 +7,14 @@ import torch
 from models import CASES, cross_entropy, mlp
 from pruning_cases import some_masks
 from safetensors.torch import load_file, save_file
-from states import same
+from states import same, unchanged
 from torch import nn
+from torch.ao.pruning import FakeSparsity, WeightNormSparsifier
 from torch.nn.utils import prune
 
 import mfac
 from mfac.pruning.masks import apply_masks, load_masks, masks_from_zeros, save_masks, to_torch_ao, to_torch_prune
+from mfac.pruning.sparsity_report import sparsity_report
 
 
 def test_saved_and_loaded(tmp_path):
@@ -40,23 +42,7 @@ def test_from_torch_prune_model_and_its_state_dict():
     assert same(load_masks(model.state_dict()), expected)
 
 
-def test_to_torch_prune_twice_is_the_product_of_both():
-    model = mlp().model
-    masks = some_masks(model)
-    plain = copy.deepcopy(model)
-    to_torch_prune(model, masks)
-    assert same(load_masks(model), masks)
-    x = torch.randn(3, 5)
-    apply_masks(plain, masks)
-    assert torch.equal(model(x), plain(x))
-    second = some_masks(plain, 2)
-    to_torch_prune(model, second)
-    assert same(load_masks(model), {name: masks[name] & second[name] for name in masks})
-
-
 def test_from_torch_ao():
-    from torch.ao.pruning import WeightNormSparsifier
-
     model = mlp().model
     sparsifier = WeightNormSparsifier(sparsity_level=0.5, sparse_block_shape=(1, 1), zeros_per_block=1)
     sparsifier.prepare(model, [{"tensor_fqn": "0.weight"}])
@@ -67,21 +53,20 @@ def test_from_torch_ao():
     assert 0 < masks["0.weight"].sum() < 35
 
 
-def test_to_torch_ao_and_back_and_tightened():
-    from torch.ao.pruning import FakeSparsity
-
+@pytest.mark.parametrize("act", [to_torch_prune, to_torch_ao])
+def test_to_torch_and_back_and_tightened(act):
     model = mlp().model
     plain, masks = copy.deepcopy(model), some_masks(model)
-    to_torch_ao(model, masks)
-    assert isinstance(model[0].parametrizations.weight[0], FakeSparsity)
+    act(model, masks)
     assert same(load_masks(model), masks)
     apply_masks(plain, masks)
     x = torch.randn(3, 5)
     assert torch.equal(model(x), plain(x))
     tighter = {name: mask & (torch.rand(mask.shape) > 0.5) for name, mask in masks.items()}
-    to_torch_ao(model, tighter)
-    assert len(model[0].parametrizations.weight) == 1
-    assert same(load_masks(model), tighter)
+    second = tighter if act is to_torch_ao else some_masks(plain, 2)
+    act(model, second)
+    assert same(load_masks(model), {name: masks[name] & second[name] for name in masks})
+    assert act is to_torch_prune or [type(one) for one in model[0].parametrizations.weight] == [FakeSparsity]
 
 
 def test_applying_to_a_tied_weight_by_either_name():
@@ -145,15 +130,14 @@ def test_a_failing_write_leaves_the_old_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize("act", [apply_masks, to_torch_prune, to_torch_ao])
 def test_one_mask_that_does_not_fit_and_nothing_is_changed(act):
     model = mlp().model
-    before = copy.deepcopy(model.state_dict())
     masks = some_masks(model)
-    with pytest.raises(ValueError, match=r"'2.wait' matches no parameter of the model; did you mean"):
-        act(model, masks | {"2.wait": masks["2.weight"]})
-    with pytest.raises(ValueError, match=r"'2.weight' needs a bool tensor of shape \(3, 7\)"):
-        act(model, masks | {"2.weight": masks["0.weight"]})
-    with pytest.raises(ValueError, match="masks is empty"):
-        act(model, {})
-    assert same(model.state_dict(), before)
+    for given, message in (
+        (masks | {"2.wait": masks["2.weight"]}, r"'2.wait' matches no parameter of the model; did you mean"),
+        (masks | {"2.weight": masks["0.weight"]}, r"'2.weight' needs a bool tensor of shape \(3, 7\)"),
+        ({}, "masks is empty"),
+    ):
+        with unchanged(model), pytest.raises(ValueError, match=message):
+            act(model, given)
 
 
 def trained_with(model, masks):
@@ -169,15 +153,12 @@ def trained_with(model, masks):
 
 
 TAKERS = {
-    "apply_masks": lambda model, masks, path: apply_masks(model, masks),
-    "to_torch_prune": lambda model, masks, path: to_torch_prune(model, masks),
+    **{act.__name__: lambda model, masks, _, act=act: act(model, masks) for act in (apply_masks, to_torch_prune)},
     "to_torch_ao": lambda model, masks, path: to_torch_ao(model, masks),
     "save_masks": lambda model, masks, path: [save_masks(masks, path), load_masks(path)],
     "save_compact": lambda model, masks, path: [apply_masks(model, masks), mfac.save_compact(model, path, masks)],
     "sparsity_report": lambda model, masks, path: str(mfac.sparsity_report(model, masks)),
-    "attach_masks": lambda model, masks, path: str(
-        type(mfac.attach_masks(torch.optim.SGD(model.parameters()), masks, model))
-    ),
+    "attach_masks": lambda model, masks, _: bool(mfac.attach_masks(torch.optim.SGD(model.parameters()), masks, model)),
     "optimizers": lambda model, masks, path: trained_with(model, masks),
     "collect_gradients": lambda model, masks, path: mfac.collect_gradients(
         model, cross_entropy, [mlp().batch], 1, masks=masks
@@ -197,3 +178,50 @@ def test_zeros_and_ones_are_taken_everywhere(taker, tmp_path):
         found.append([TAKERS[taker](model, masks, tmp_path / "file.safetensors"), dict(model.state_dict())])
     assert same(found[0], found[1])
     assert same(found[0], found[2])
+
+
+def half(shape):
+    mask = torch.ones(shape, dtype=torch.bool)
+    mask.view(-1)[::2] = False
+    return mask
+
+
+def test_the_table_of_sparsities():
+    model = mlp().model
+    apply_masks(model, {"0.weight": half((7, 5))})
+    report = sparsity_report(model)
+    assert (report.weights, report.removed, report.others, report.sparsity) == (56, 18, 10, 18 / 56)
+    assert [(row.name, row.sparsity) for row in report.rows] == [("0.weight", 18 / 35), ("2.weight", 0)]
+    assert str(report).splitlines() == [
+        "layer             shape  weights  removed  sparsity",
+        "0.weight          7 x 5       35       18   51.43 %",
+        "2.weight          3 x 7       21        0    0.00 %",
+        "total                         56       18   32.14 %",
+        "other parameters              10",
+    ]
+
+
+def test_masks_count_and_what_went_astray_shows():
+    model = mlp().model
+    masks = {"0.weight": half((7, 5)), "2.bias": torch.tensor([True, False, True])}
+    apply_masks(model, masks)
+    model[0].weight.data[0, 0] = 1.0
+    model[0].weight.data[0, 1] = 0.0  # kept, though it is zero
+    report = sparsity_report(model, masks)
+    counts = [(row.name, row.removed, row.astray) for row in report.rows]
+    assert counts == [("0.weight", 18, 1), ("2.bias", 1, 0)]
+    assert report.others == 7 + 21
+    assert "1 not zero" in str(report)
+
+
+@pytest.mark.parametrize("act", [to_torch_prune, to_torch_ao])
+def test_the_table_of_models_prepared_by_torch_s_tools(act):
+    model = mlp().model
+    act(model, {"0.weight": half((7, 5))})
+    counts = {row.name: (row.removed, row.astray) for row in sparsity_report(model).rows}
+    assert counts == {"0.weight": (18, 0), "2.weight": (0, 0)}
+
+
+def test_a_report_of_masks_that_do_not_fit():
+    with pytest.raises(ValueError, match=r"'2.weight' needs a bool tensor of shape \(3, 7\)"):
+        sparsity_report(mlp().model, {"2.weight": half((7, 5))})

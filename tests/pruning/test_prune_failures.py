@@ -4,7 +4,7 @@ import pytest
 import torch
 from models import cnn, mlp
 from pruning_cases import PAPER, quick, zeros
-from states import same, state_of
+from states import same, state_of, unchanged
 from torch import nn
 
 import mfac
@@ -14,13 +14,11 @@ from mfac.pruning.weights import MaskedWeights
 BAD = [
     ({"sparsity": -0.1}, "number from 0 to 1, not -0.1"),
     ({"sparsity": 90}, r"not 90; did you mean 0\.9\?"),
-    ({"sparsity": float("nan")}, "number from 0 to 1, not nan"),
     ({"sparsity": 1.0}, "the floor keeps 2 of them; request a sparsity of at most 0.964"),
     ({"sparsity": None}, 'sparsity=None requires an "N:M" pattern'),
     ({"sparsity": {"0.weight": 2.0}}, "number from 0 to 1, not 2.0"),
     ({"sparsity": {"0.wieght": 0.5}}, "targets: '0.wieght' matches no parameter of the model; did you mean '0.weight'"),
     ({"sparsity": {"0.weight": 0.5}, "targets": "2.weight"}, "leave targets out"),
-    ({"targets": "nothing.like.it"}, "matches no parameter of the model; it has 0.weight"),
     ({"targets": [3]}, "takes names, 're:...' patterns and tensors, not int"),
     ({"ignore": "re:."}, "there is nothing to prune"),
     ({"update": "exact"}, "update must be one of 'auto', 'joint', 'obs', 'none', not 'exact'"),
@@ -32,41 +30,34 @@ BAD = [
     ({"fisher": "true"}, "fisher must be one of 'auto', 'empirical'"),
     ({"damping": "automatic"}, 'damping must be a positive number or "auto", not \'automatic\''),
     ({"floor": 1.5}, "floor must be a number of weights or, below 1, a fraction"),
-    ({"floor": 30}, "the floor keeps 51 of them"),
     ({"pattern": "4:2"}, 'pattern must be "N:M" with 0 < N < M'),
     ({"pattern": "2:4", "sparsity": None}, r"0.weight has shape \(7, 5\), and 4 must divide its dimension 1"),
     ({"pattern": "1:7", "sparsity": 0.5, "targets": "2.weight"}, "sparsity of its own, 0.857143; pass sparsity=None"),
     ({"pattern": "channel", "targets": ["0.bias"]}, r"0.bias has shape \(7,\), so no channels"),
     ({"order": "greedy", "method": "magnitude"}, 'order="greedy" requires method="mfac" without a pattern'),
-    ({"order": "greedy", "pattern": "row"}, 'order="greedy" requires method="mfac" without a pattern'),
     ({"method": "kfac"}, "not 'kfac'; other methods are baselines under experiments/"),
     ({"damping": "auto", "rows_dir": "."}, 'needs a block_size .* and a number as damping; .* memory="4GB"'),
     ({"bn_batches": []}, "the model has no batch norm"),
     ({"masks": {"0.weight": torch.ones(3)}}, "needs a bool tensor of shape"),
-    ({"masks": {"9.weight": torch.ones(3)}}, "'9.weight' matches no parameter of the model"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("options", "message"), BAD, ids=[str(options) for options, _ in BAD])
 def test_bad_arguments(options, message):
     case = mlp()
-    before = state_of(case.model)
-    with pytest.raises(ValueError, match=message):
+    with unchanged(case.model), pytest.raises(ValueError, match=message):
         quick(case, **({"sparsity": 0.5} | options))
-    assert same(state_of(case.model), before)
 
 
 def test_a_sparsity_below_the_present_one():
     case = mlp()
     masks = quick(case, 0.5).masks
-    before = state_of(case.model)
-    with pytest.raises(
-        ValueError, match=r"the requested sparsity, 0.3036, is below the present one, 0.5 \(28 of 56 weights"
+    for sparsity, message in (
+        (0.3, r"the requested sparsity, 0.3036, is below the present one, 0.5 \(28 of 56 weights"),
+        ({"0.weight": 0.0, "2.weight": 0.9}, r"0.weight: the requested sparsity, 0, is below"),
     ):
-        quick(case, 0.3, masks=masks)
-    with pytest.raises(ValueError, match=r"0.weight: the requested sparsity, 0, is below"):
-        quick(case, {"0.weight": 0.0, "2.weight": 0.9}, masks=masks)
-    assert same(state_of(case.model), before)
+        with unchanged(case.model), pytest.raises(ValueError, match=message):
+            quick(case, sparsity, masks=masks)
 
 
 def test_a_diverged_model():
@@ -147,29 +138,25 @@ def test_interrupted_in_the_middle_of_writing_the_weights(complete, monkeypatch)
 
 def test_a_step_that_breaks_the_model_is_undone():
     case = mlp()
-    before = state_of(case.model)
 
     def loss_fn(model, batch):
         loss = case.loss_fn(model, batch)
         return loss if torch.is_grad_enabled() or (model[0].weight != 0).all() else loss * torch.nan
 
-    with pytest.raises(RuntimeError, match="the loss became nan in this step, which is undone"):
+    message = "the loss became nan in this step, which is undone"
+    with unchanged(case.model), pytest.raises(RuntimeError, match=message):
         prune(case.model, loss_fn, [case.batch], 0.9, num_grads=4, recomputations=2)
-    assert same(state_of(case.model), before)
 
 
 def test_batch_norm_that_fails_is_put_back():
     case = cnn()
-    before = state_of(case.model)
     flags = [module.training for module in case.model.modules()]
-    with pytest.raises(RuntimeError):
+    with unchanged(case.model), pytest.raises(RuntimeError):
         quick(case, 0.5, bn_batches=[torch.randn(2, 3, 8, 8), torch.randn(2, 4, 8, 8)])
-    assert same(state_of(case.model), before)
     assert [module.training for module in case.model.modules()] == flags
     assert case.model[1].momentum == 0.1
-    with pytest.raises(ValueError, match="bn_batches gave no batch"):
+    with unchanged(case.model), pytest.raises(ValueError, match="bn_batches gave no batch"):
         quick(case, 0.5, bn_batches=[])
-    assert same(state_of(case.model), before)
 
 
 def test_memory_that_is_not_there(monkeypatch):

@@ -5,11 +5,13 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from models import cnn, mlp
+from models import mlp
 from pruning_cases import PAPER
 from states import same, state_of
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import mfac
 from mfac.pruning import GradualPruner, prune
 from mfac.pruning.batch_stream import BatchStream
 from mfac.pruning.options import PruningOptions
@@ -50,17 +52,23 @@ def test_steps_are_those_of_prune():
         pruner.step()
 
 
-@pytest.mark.parametrize(("steps", "own_generator", "seed"), [(0, False, 5), (2, True, None), (2, False, None)])
-def test_a_resumed_run_is_that_of_an_undisturbed_one(tmp_path, steps, own_generator, seed):
+BY_OUTPUT = {"block_size": "row", "fisher": "gauss-newton", "damping": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("steps", "own_generator", "options"), [(0, False, {"seed": 5}), (2, True, {}), (2, False, BY_OUTPUT)], ids=str
+)
+def test_a_resumed_run_is_that_of_an_undisturbed_one(tmp_path, steps, own_generator, options):
     def build(start):
         case = mlp()
-        case.model.insert(1, torch.nn.BatchNorm1d(7))
+        case.model.insert(1, nn.BatchNorm1d(7))
         batches = loader(torch.Generator().manual_seed(start) if own_generator else None)
         bn_batches = loader(torch.Generator().manual_seed(start))
         torch.manual_seed(start)
-        stream = BatchStream(batches, seed)
+        stream = BatchStream(batches, options.get("seed"))
         next(stream)  # a stream that something else has drawn from
-        return case.model, Pruner(case.model, case.loss_fn, stream, 0.7, replace(QUICK, bn_batches=bn_batches))
+        chosen = replace(QUICK, bn_batches=bn_batches, **options)
+        return case.model, Pruner(case.model, mfac.criterion_loss(nn.CrossEntropyLoss()), stream, 0.7, chosen)
 
     model, pruner = build(1)
     for _ in range(steps):
@@ -87,27 +95,3 @@ def test_a_state_of_another_run_is_refused():
         other.load_state_dict(pruner.state_dict())
     assert other.steps_done == 0
     assert all(mask.all() for mask in other.weights.masks.values())
-
-
-def test_a_method_of_ones_own():
-    case = cnn()
-
-    class LastFirst:
-        damping = None
-
-        def measure(self, step):
-            return torch.arange(step.layout.dim, 0, -1, dtype=torch.float64)
-
-        def curvature(self, step, measured):
-            self.order = measured
-            return self
-
-        def scores(self, theta):
-            return self.order
-
-        def remove(self, theta, removed, update):
-            return torch.where(removed, -theta, 0.0), None
-
-    result = Pruner(case.model, case.loss_fn, [case.batch], 0.5, replace(QUICK, floor=0), method=LastFirst()).run()
-    flat = torch.cat([mask.flatten() for mask in result.masks.values()])
-    assert flat[: int(flat.sum())].all()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from models import bert, cross_entropy, mlp
+from states import same, weights
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import Trainer, TrainingArguments
 
@@ -26,10 +27,6 @@ SMALL = {"num_grads": 4, "block_size": 32, "recomputations": 2}
 
 def zeros(model, names):
     return sum(int((model.get_parameter(name) == 0).sum()) for name in names)
-
-
-def same_weights(left, right):
-    return all(torch.equal(p, q) for p, q in zip(left.parameters(), right.parameters(), strict=True))
 
 
 def test_the_pace():
@@ -76,8 +73,8 @@ def test_hugging_face_prunes_on_time_keeps_the_zeros_and_resumes_bit_for_bit(tmp
     resumed, callback = hugging_face(tmp_path)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert callback.pruner.steps_done == 3
-    assert same_weights(whole.model, resumed.model)
-    assert all(torch.equal(callback.pruner.masks[name], mask) for name, mask in masks.items())
+    assert same(weights(whole.model), weights(resumed.model))
+    assert same(callback.pruner.masks, masks)
     (tmp_path / "checkpoint-4" / STATE_FILE).unlink()
     trainer, _ = hugging_face(tmp_path)
     with pytest.raises(ValueError, match=r"resumes at step 4 .*without the masks; there is no .*mfac_pruning.pt: say"):
@@ -134,13 +131,6 @@ def lightning(folder, module=Module):
     return trainer, module(), callback, DataLoader(data, batch_size=4)
 
 
-# Lightning's own: few workers in its loader, checkpoints beside those of the first run, a class of torch that will go.
-quiet = pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers", "ignore:Checkpoint directory", "ignore:.*treespec, LeafSpec:FutureWarning"
-)
-
-
-@quiet
 def test_lightning_prunes_on_time_keeps_the_zeros_and_resumes_bit_for_bit(tmp_path):
     trainer, whole, whole_callback, loader = lightning(tmp_path)
     trainer.fit(whole, loader)
@@ -149,11 +139,10 @@ def test_lightning_prunes_on_time_keeps_the_zeros_and_resumes_bit_for_bit(tmp_pa
     trainer, module, callback, loader = lightning(tmp_path)
     trainer.fit(module, loader, ckpt_path=str(tmp_path / "step=6.ckpt"))
     assert callback.pruner.steps_done == 3
-    assert same_weights(whole, module)
-    assert all(torch.equal(callback.pruner.masks[n], mask) for n, mask in whole_callback.pruner.masks.items())
+    assert same(weights(whole), weights(module))
+    assert same(callback.pruner.masks, whole_callback.pruner.masks)
 
 
-@quiet
 def test_lightning_with_two_optimizers(tmp_path):
     trainer, module, _, loader = lightning(tmp_path, module=TwoOptimizers)
     with pytest.raises(ValueError, match="follows one optimizer, this module has 2"):
@@ -185,7 +174,6 @@ def shortened(monkeypatch):
         monkeypatch.setattr(f"mfac.integrations.{name}.PruningCallback", often)
 
 
-@quiet
 @pytest.mark.parametrize(
     ("name", "said"),
     [("gradual_pruning", "read back"), ("gradual_pruning_transformers", "4 pruning steps"),

@@ -27,16 +27,6 @@ def duplicates(m, d, norm=1.0, dtype=torch.float32):
     return mixed(1, d, norm, dtype).repeat(m, 1)
 
 
-def with_zeros(m, d, norm=1.0, dtype=torch.float32):
-    rows = mixed(m, d, norm, dtype)
-    rows[::2] = 0
-    return rows
-
-
-def non_contiguous(m, d, norm=1.0, dtype=torch.float32):
-    return mixed(d, m, norm, dtype).T
-
-
 ROWS = {
     "ordinary": mixed(12, 40),
     "one row": mixed(1, 40),
@@ -44,7 +34,7 @@ ROWS = {
     "one weight": mixed(5, 1),
     "one of each": mixed(1, 1),
     "duplicate rows": duplicates(12, 40),
-    "zero rows": with_zeros(12, 40),
+    "zero rows": mixed(12, 40) * (torch.arange(12) % 2)[:, None],
     "all zero": torch.zeros(12, 40),
     "nearly repeating": repeating(12, 40),
     "tiny": mixed(12, 40, 1e-6),
@@ -55,7 +45,7 @@ ROWS = {
     "float64 huge": mixed(12, 40, 1e3, dtype=torch.float64),
     "bfloat16": mixed(12, 40, dtype=torch.bfloat16),
     "float16": mixed(12, 40, dtype=torch.float16),
-    "non-contiguous": non_contiguous(12, 40),
+    "non-contiguous": mixed(40, 12).T,
 }
 DAMPINGS = [1e-8, 1e-5, 1e-1, 1e1]
 
@@ -103,9 +93,10 @@ def summed(rows, damping, folder):
     return Built(mfac.StaticInverseFisher(sums, damping), rows, spans([rows.shape[1]], 7))
 
 
-def weighted(rows, damping, folder):
+def weighted(rows, damping, folder, block_size=None):
     weights = torch.linspace(0, 2, len(rows), dtype=torch.float64)
-    return Built(mfac.StaticInverseFisher(rows, damping, row_weights=weights), rows, weights=weights)
+    op = mfac.StaticInverseFisher(rows, damping, row_weights=weights, block_size=block_size)
+    return Built(op, rows, block_size and spans([rows.shape[1]], block_size), weights)
 
 
 def dynamic(rows, damping, folder, window=None, laps=2.5, devices=None):
@@ -143,16 +134,17 @@ OPERATORS: dict[str, Callable[[Tensor, float, Any], Built]] = {
     "blocks paged": partial(static, block_size=4, page_size=9),
     "one weight a block": partial(static, block_size=1),
     "pages": partial(static, page_size=7),
-    "small pages": partial(static, page_size=3),
     "one page": partial(static, page_size=1000),
     "disk": partial(static, disk=True, page_size=11),
     "blocks on disk": partial(static, disk=True, block_size=15, page_size=16),
     "summed blocks": summed,
     "weighted": weighted,
+    "weighted blocks in the primal": partial(weighted, block_size=7),
+    "weighted blocks in the dual": partial(weighted, block_size=15),
     "dynamic": dynamic,
     "dynamic, three devices": partial(dynamic, devices=["cpu", "cpu", "cpu"]),
     "dynamic, bfloat16 rows": partial(dynamic, window=torch.bfloat16),
-    "dynamic, int8 rows": partial(dynamic, window=mfac.Int8(block=16)),
+    "dynamic, int8 rows": partial(dynamic, window=mfac.Int8(block=16), devices=["cpu", "cpu"]),
     "dynamic, top-k rows": partial(dynamic, window=mfac.TopK(0.2, block=16)),
     "dynamic, half full": half_full,
 }

@@ -1,9 +1,5 @@
-"""Commands in this process and in others, and a task file."""
+"""Commands in this process, and a task file."""
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 from typer.testing import CliRunner
@@ -49,13 +45,3 @@ def write_task(folder, text=TASK, name="small.py"):
 def mfac(*arguments):
     """A command in this process: its exit code, stdout and stderr."""
     return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="mfac")
-
-
-def start(*arguments, cwd, **options):
-    """A command in a process of its own, which Ctrl-C interrupts even where the tests run in the background."""
-    command = [sys.executable, "-m", "mfac", *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "COLUMNS": "120"}
-    return subprocess.Popen(
-        command, cwd=cwd, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **options,
-    )  # fmt: skip

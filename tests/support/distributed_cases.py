@@ -1,13 +1,11 @@
 """Training on several ranks, for functions that the processes of `rank_pool` run; on one rank it is plain training."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from optimizers import mask_of
+from optimizers import mask_of, network
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh
@@ -26,15 +24,6 @@ CASES: dict[str, dict[str, Any]] = {
     "clipped": {"max_step_norm": 0.05, "update_every": 2, "damping": lambda step: 0.05 if step < 20 else 0.08},
     "full_matrix": {"optimizer": FullMatrixAdam, "masked": True, "orthogonalize": True, "eps": 0.01},
 }
-
-
-def network(dtype: torch.dtype = torch.float64) -> nn.Sequential:
-    """Layers of 7 and 3 outputs: chunks of them are uneven, and the fourth rank has nothing of the second."""
-    generator = torch.Generator().manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).to(dtype)
-    for parameter in model.parameters():
-        parameter.data.copy_(torch.randn(parameter.shape, generator=generator).to(dtype) / 2)
-    return model
 
 
 def batch(step: int, group: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -60,7 +49,8 @@ class Training:
 
     def __init__(self, group, way, *, dtype=torch.float64, masked=False, optimizer=MFAC, **options):
         self.group, self.dtype = group, dtype
-        self.model = network(dtype)
+        # Layers of 7 and 3 outputs: chunks of them are uneven, and the fourth rank has nothing of the second.
+        self.model = network().to(dtype)
         masks = {"0.weight": mask_of(self.model[0].weight)} if masked else None
         if masks:
             self.model[0].weight.data.mul_(masks["0.weight"])
@@ -124,9 +114,3 @@ class Sent(TorchDispatchMode):
             tensors = [t for t in torch.utils._pytree.tree_leaves(given) if isinstance(t, Tensor)]
             self.messages.append((name, sum(t.numel() for t in tensors), sum(t.nbytes for t in tensors)))
         return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def listening() -> Iterator[list[tuple[str, int, int]]]:
-    with Sent() as sent:
-        yield sent.messages

@@ -120,26 +120,6 @@ def embedding(n: int = 6) -> Case:
     return Case(model, cross_entropy, [torch.randint(10, (n, 3)), torch.randint(3, (n,))])
 
 
-class Recurrent(nn.Module):
-    """The last outputs and the last states of a recurrent layer, and a linear head."""
-
-    def __init__(self, rnn: nn.RNNBase, width: int):
-        super().__init__()
-        self.rnn = rnn
-        self.head = nn.Linear(width, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        outputs, states = self.rnn(x)
-        return self.head(torch.cat([outputs[:, -1], *(state.transpose(0, 1).flatten(1) for state in states)], 1))
-
-
-def lstm(n: int = 5) -> Case:
-    """A layer that vmap has no rule for."""
-    torch.manual_seed(7)
-    model = Recurrent(nn.LSTM(4, 5, batch_first=True), 15)
-    return Case(model, cross_entropy, (torch.randn(n, 6, 4), torch.randint(3, (n,))), is_mapped=False)
-
-
 class Packed(nn.Module):
     """A recurrent layer over sequences of any length, packed: lengths are numbers of Python, so it cannot be mapped."""
 
@@ -184,18 +164,8 @@ def mixed_use(n: int = 6) -> Case:
     return case._replace(loss_fn=lambda m, b: cross_entropy(m, b) + (m[0].weight ** 2 * b[0][0]).sum())
 
 
-def branching(n: int = 6) -> Case:
-    """A loss that goes another way for some samples."""
-
-    def loss(model: nn.Module, batch: Any) -> Tensor:
-        value = cross_entropy(model, batch)
-        return 2 * value if (batch[0][:, 0] > 0).all() else value
-
-    return mlp(n)._replace(loss_fn=loss)
-
-
 def branching_sequences(n: int = 6) -> Case:
-    """The same for sequences, and a model that is used twice."""
+    """A loss that goes another way for some samples, of sequences, and a model that is used twice."""
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         inputs, targets = batch
@@ -233,7 +203,7 @@ def normalised(n: int = 6) -> Case:
 CASES: dict[str, Callable[..., Case]] = {
     build.__name__: build
     for build in (
-        mlp, cnn, signal, resnet, transformer, tied, embedding, lstm, packed, frozen_backbone, unused_parameter,
-        mixed_use, branching, branching_sequences, normalised,
+        mlp, cnn, signal, resnet, transformer, tied, embedding, packed, frozen_backbone, unused_parameter,
+        mixed_use, branching_sequences, normalised,
     )
 }  # fmt: skip

@@ -81,8 +81,8 @@ def network() -> nn.Sequential:
 def loss_of(model: nn.Module, step: int) -> Tensor:
     """The loss on the batch of a step, which is the same whenever it is asked for."""
     inputs = torch.randn(16, 5, generator=torch.Generator().manual_seed(step))
-    dtype = next(model.parameters()).dtype
-    return F.cross_entropy(model(inputs.to(dtype)).float(), inputs[:, :3].argmax(1))
+    logits = model(inputs.to(next(model.parameters()).dtype))
+    return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), inputs[:, :3].argmax(1))
 
 
 def train(model: nn.Module, optimizer: Optimizer, steps: Iterable[int]) -> list[float]:

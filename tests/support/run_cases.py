@@ -116,9 +116,5 @@ def full_disk(monkeypatch, after):
         yield
 
 
-KINDS = {"prune": (ONE_SHOT, 14), "gradual": (GRADUAL, 20), "train": (TRAINING, 40)}  # and when they are killed
-
-
-def killed_run(folder, kind):
-    settings, calls = KINDS[kind]
-    run(folder / kind, settings, watcher=StopAfter(calls, lambda: os.kill(os.getpid(), signal.SIGKILL)))
+def killed_run(folder):
+    run(folder, ONE_SHOT, watcher=StopAfter(14, lambda: os.kill(os.getpid(), signal.SIGKILL)))

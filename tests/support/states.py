@@ -1,6 +1,8 @@
 """States and weights: copied, sent through a file, compared bit for bit."""
 
+import copy
 import io
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -30,6 +32,14 @@ def weights(model):
 
 def state_of(model):
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+@contextmanager
+def unchanged(*holders):
+    """For a block that must not change the states of models, optimizers or operators."""
+    before = [copy.deepcopy(holder.state_dict()) for holder in holders]
+    yield
+    assert all(same(holder.state_dict(), state) for holder, state in zip(holders, before, strict=True))
 
 
 def moved(before, model):

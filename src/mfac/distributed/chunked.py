@@ -46,8 +46,7 @@ class ChunkedColumns(Columns):
                 out[self.spans[number]] = flat[chunk] if kept is None else flat.index_select(0, kept[chunk])
 
     def finish(self, step: Float[Tensor, " d"], sums: Float[Tensor, " n"]) -> tuple[list[Tensor], Float[Tensor, " n"]]:
-        packed = torch.cat((step, sums.to(step)))
-        everything = self._ranks.gather(packed[None], [1] * self._ranks.size)
+        everything = self._ranks.gather(torch.cat((step, sums.to(step))))
         sizes = zip(self._slots, self.layout.sizes, strict=True)
         row = torch.cat([everything[:, slot].reshape(-1)[:size] for slot, size in sizes])
         return list(self.layout.unflatten(row).values()), everything[:, self.dim :].sum(0)

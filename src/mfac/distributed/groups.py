@@ -33,12 +33,11 @@ class GroupRanks(Ranks):
             dist.all_reduce(values, group=self.group)
         return values
 
-    def gather(self, piece: Tensor, lengths: Sequence[int]) -> Tensor:
-        padded = torch.cat((piece, piece.new_zeros(max(lengths) - len(piece), *piece.shape[1:])))
-        everything = padded.new_empty(self.size, *padded.shape)
+    def gather(self, piece: Tensor) -> Tensor:
+        everything = piece.new_empty(self.size, *piece.shape)
         with self._explained("a gather"):
-            _all_gather(everything.flatten(0, 1), padded, group=self.group)
-        return torch.cat([part[:length] for part, length in zip(everything, lengths, strict=True)])
+            _all_gather(everything.flatten(0, 1), piece, group=self.group)
+        return everything
 
     def exchange(self, pieces: Sequence[Tensor], lengths: Sequence[int]) -> list[Tensor]:
         outgoing, sizes = torch.cat(list(pieces)), [len(piece) for piece in pieces]

@@ -27,8 +27,7 @@ class PlacedColumns(Columns):
 
     def meet(self) -> None:
         if self.masks:
-            sizes = torch.tensor([self.layout.sizes], device=self.layout.device)
-            counts = self._ranks.gather(sizes, [1] * self._ranks.size)
+            counts = self._ranks.gather(torch.tensor(self.layout.sizes, device=self.layout.device))
             self._before, self._totals = counts[: self._ranks.rank].sum(0).tolist(), counts.sum(0).tolist()
 
     def place(self, number: int) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from mfac.memory import is_count
 from mfac.pages import BlockRun, block_runs
 
 
@@ -38,7 +39,7 @@ def column_shares(sizes: Sequence[int], count: int, block_size: int | None = Non
         block_size: blocks of this many weights, none of which straddles two tensors, are not split; None: a share may
             end anywhere.
     """
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+    if not is_count(count):
         raise ValueError(f"count must be a positive number of shares, not {count!r}")
     if any(size < 0 for size in sizes):
         raise ValueError(f"sizes must be lengths of tensors, not {list(sizes)}")

@@ -24,7 +24,7 @@ from mfac.gradients.model_state import evaluation, set_seed, with_own_random_sta
 from mfac.gradients.per_sample import ChunkPlan, MappedGradients
 from mfac.inverse_fisher import ranks_of
 from mfac.layout import Masks, ParameterLayout, Params
-from mfac.memory import available_memory, gib
+from mfac.memory import available_memory, check_count, gib, is_count
 
 Fisher = Literal["empirical", "sampled", "gauss-newton"]
 Method = Literal["auto", "vmap", "loop"]
@@ -163,13 +163,12 @@ class Collection:
     plan: ChunkPlan | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.num_grads, int) or isinstance(self.num_grads, bool) or self.num_grads < 1:
-            raise ValueError(f"num_grads must be a positive int, not {self.num_grads!r}")
+        check_count("num_grads", self.num_grads)
         if self.fisher not in get_args(Fisher):
             raise ValueError(f'fisher must be "empirical", "sampled" or "gauss-newton", not {self.fisher!r}')
         if self.method not in ("auto", "vmap", "loop"):
             raise ValueError(f'method must be "auto", "vmap" or "loop", not {self.method!r}')
-        if self.chunk_size is not None and (not isinstance(self.chunk_size, int) or self.chunk_size < 1):
+        if self.chunk_size is not None and not is_count(self.chunk_size):
             raise ValueError(f"chunk_size must be a positive int or None (what fits), not {self.chunk_size!r}")
         if type(self.loss_fn).__module__ == "torch.nn.modules.loss":
             ready = f"mfac.criterion_loss({type(self.loss_fn).__name__}()) for batches (inputs, targets)"

@@ -11,7 +11,7 @@ from mfac.gradients.batches import Batch
 from mfac.gradients.collect import Fisher
 from mfac.gradients.losses import OutputFn
 from mfac.inverse_fisher import ranks_of
-from mfac.memory import parse_bytes
+from mfac.memory import check_count, is_count, parse_bytes
 from mfac.pruning.patterns import Slices, parse_pattern
 from mfac.pruning.weights import Names
 
@@ -65,11 +65,10 @@ class PruningOptions:
             self._check_combinations(ranks.size)
 
     def _check_values(self) -> None:
-        for name in ("num_grads", "recomputations", "loss_batches"):
-            value = getattr(self, name)
-            if not (_is_positive_int(value) or (name == "num_grads" and value is None)):
-                raise ValueError(f"{name} must be a positive int, not {value!r}")
-        if self.block_size not in ("row", None) and not _is_positive_int(self.block_size):
+        check_count("num_grads", 1 if self.num_grads is None else self.num_grads)
+        check_count("recomputations", self.recomputations)
+        check_count("loss_batches", self.loss_batches)
+        if self.block_size not in ("row", None) and not is_count(self.block_size):
             expected = 'a positive int, "row" (the inputs of an output) or None (the full matrix)'
             raise ValueError(f"block_size must be {expected}, not {self.block_size!r}")
         parse_bytes(self.memory)
@@ -107,10 +106,6 @@ class PruningOptions:
     def by_output(self) -> bool:
         """Whether blocks are the inputs of one output."""
         return self.method == "mfac" and self.block_size == "row"
-
-
-def _is_positive_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def is_number(value: object) -> bool:

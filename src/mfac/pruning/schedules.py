@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from mfac.memory import check_count
 from mfac.pruning.options import is_number
 
 PAPER_FIRST = 0.5  # the paper prunes half of the weights at once, which is easily recovered from
@@ -113,5 +114,4 @@ def checked_schedule(schedule: Iterable[float]) -> tuple[float, ...]:
 def _check_ends(initial: float, final: float, steps: int) -> None:
     if not (is_number(initial) and is_number(final) and 0 <= initial < final <= 1):
         raise ValueError(f"a schedule needs 0 <= initial < final <= 1; these are {initial!r} and {final!r}")
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise ValueError(f"steps must be a positive int, not {steps!r}")
+    check_count("steps", steps)

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from mfac import products
 from mfac.damage import count_of, tensor_of
+from mfac.memory import is_count
 from mfac.windows import native
 from mfac.windows.rows import Rows, SavedRows, StoredRow
 
@@ -39,7 +40,7 @@ class Int8:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.block, int) or isinstance(self.block, bool) or self.block < 1:
+        if not is_count(self.block):
             raise ValueError(f"the block of Int8 must be a positive int, not {self.block!r}; 4096 is the default")
 
     @property

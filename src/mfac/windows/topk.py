@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mfac.damage import tensor_of
+from mfac.memory import is_count
 from mfac.windows.rows import Rows, SavedRows, StoredRow
 
 LONGEST_BLOCK = 1 << 15  # int16 can index all of its columns
@@ -41,7 +42,7 @@ class TopK:
     def __post_init__(self) -> None:
         if not 0 < self.density <= 1:
             raise ValueError(f"the density of TopK must be above 0 and at most 1, not {self.density!r}; 0.01 keeps 1 %")
-        if not isinstance(self.block, int) or isinstance(self.block, bool) or not 0 < self.block <= LONGEST_BLOCK:
+        if not is_count(self.block) or self.block > LONGEST_BLOCK:
             raise ValueError(
                 f"the block of TopK must be an int from 1 to {LONGEST_BLOCK} (indices are int16), not {self.block!r}"
             )
