@@ -89,7 +89,7 @@ def contenders(num_grads: int, damping: float, decay: float, times: float = 1.0)
     shampoo = partial(rival("ScalableShampoo"), preconditioning_compute_steps=10, decoupled_weight_decay=True)
     return {
         "FullMatrixAdam, orthogonalized": decayed(mfac.FullMatrixAdam, rates(5e-3, 1e-2, 2e-2), orthogonalize=True),
-        "Muon": {f"lr {lr:g}": partial(muon, lr=lr) for lr in rates(1e-2, 2e-2, 4e-2)},
+        "Muon": {f"lr {lr:g}": partial(muon, lr=lr) for lr in rates(2e-2, 4e-2, 8e-2)},
         "FullMatrixAdam": decayed(mfac.FullMatrixAdam, rates(3e-3, 6e-3, 1.2e-2)),
         "SOAP": decayed(rival("SOAP"), rates(1e-3, 3e-3, 1e-2)),
         "AdamW": decayed(torch.optim.AdamW, rates(1e-3, 3e-3, 1e-2)),
