@@ -28,6 +28,7 @@ LARGE_SQUARE = 1e36  # near the largest float32: products with such rows overflo
 ROUNDING = {torch.float32: 8 * EPS32, torch.float64: 4 * EPS64}
 FEW_ROWS = 32  # up to here the Gram matrix is in float64: it costs little, and too few rows to measure its error on
 SAMPLE = 16  # rows at least, and one of so many, whose products are also made in float64, to measure K's error
+NEGLIGIBLE = 1e-9  # an error of K, after it has grown, that no answer has to be judged by
 # The relative error of a float32 step is at most some 2.5e-6 times its sensitivity, measured over scales and kinds of
 # rows; the sensitivity is 1 for orthogonal rows and 1e4 for rows that repeat one another to 1 %.
 SENSITIVITY_LIMIT = 20.0
@@ -40,7 +41,7 @@ class Condition(NamedTuple):
     gram: Float[Tensor, " blocks"]  # the error of K, relative to the norms of its rows
     squares: Float[Tensor, "blocks m"]  # D
     inverse: Float[Tensor, "blocks m"]  # the diagonal of S⁻¹
-    growth: Float[Tensor, " blocks"]  # κ
+    growth: Float[Tensor, " blocks"]  # κ, or a bound of it where that is enough
 
     def closer(self, P: Float[Tensor, "blocks m m"], shift: float) -> "Condition":
         """With S⁻¹KS⁻¹ in the place of P = S⁻¹, which bounds it: for products, after which Gᵀ follows."""
@@ -85,9 +86,12 @@ class Factors:
     def known(self, blocks: Blocks) -> Condition:
         """What answers of the blocks are judged by."""
         if not bool(self._settled[blocks].all()):
-            Linv = woodbury.inverse_factor(self.L[blocks])
-            self.condition.growth[blocks] = woodbury.growth(Linv, self.condition.squares[blocks])
-            self.condition.inverse[blocks] = Linv.square().sum(1)
+            Linv, squares = woodbury.inverse_factor(self.L[blocks]), self.condition.squares[blocks]
+            inverse = Linv.square().sum(1)
+            growth = (squares * inverse).sum(1)  # the trace, which bounds the norm: often enough, and nearly free
+            if not bool((self.condition.gram[blocks] * growth <= NEGLIGIBLE).all()):
+                growth = woodbury.growth(Linv, squares)
+            self.condition.growth[blocks], self.condition.inverse[blocks] = growth, inverse
             self._settled[blocks] = True
             self._made = (blocks, Linv) if isinstance(blocks, slice) else None
         return Condition(*(part[blocks] for part in self.condition))
