@@ -182,13 +182,15 @@ def test_an_interrupted_run_is_locked_and_resumed_to_the_bit(tmp_path, monkeypat
             refused.append(mfac(*command))
             signal.raise_signal(number)
 
-    before = signal.getsignal(signal.SIGTERM)
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background is started without
     with monkeypatch.context() as patch:
         patch.setattr(ProgressDisplay, "at", at)
         patch.setattr(sys, "argv", ["mfac", *map(str, command)])
         with pytest.raises(SystemExit) as ended:
             runpy.run_module("mfac", run_name="__main__")
-    signal.signal(signal.SIGTERM, before)
+    for each, handler in before.items():
+        signal.signal(each, handler)
     out, err = capsys.readouterr()
     assert (ended.value.code, out) == (code, "")
     assert err.splitlines()[-1] == (
