@@ -12,7 +12,6 @@ from mfac.pages import BlockRun, Pages, Pass, Piece, Reduce
 from mfac.precision import Blocks, Factors, Precision, product_dtype
 
 PAIRS = 1 << 10  # elements in several blocks that are worked on at once, at most
-SHORT_BLOCK = 4  # times m: the Gram matrix of so few weights takes no longer than its factors, in float64
 GROUP_NUMBERS = 1 << 22  # in the m x m matrices of groups that are factored at once
 
 KnownGram = Callable[[torch.dtype], tuple[Float[Tensor, "1 m m"], float | Tensor]]
@@ -184,10 +183,10 @@ class DualBlocks:
                 self._accept(slice(0, self.run.count), *known)
         except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
             known = None
-        short = self.run.count > 1 and self.run.length <= SHORT_BLOCK * self._m
         for blocks, pieces in self._passes() if known is None else ():
             try:
-                first = judge.gram_dtype(self._precision, self._dtype, self._m, short)
+                length = self.run.length if self.run.count > 1 else None
+                first = judge.gram_dtype(self._precision, self._dtype, self._m, length)
                 self._accept(blocks, *self._gram(blocks, pieces, first))
             except (ValueError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
                 if self._precision != "auto" or self._dtype == torch.float64:

@@ -27,6 +27,7 @@ LARGE_SQUARE = 1e36  # near the largest float32: products with such rows overflo
 # Errors of a sum of products, in units of its terms: some 3 to 8 were found in searches for the worst rows.
 ROUNDING = {torch.float32: 8 * EPS32, torch.float64: 4 * EPS64}
 FEW_ROWS = 32  # up to here the Gram matrix is in float64: it costs little, and too few rows to measure its error on
+SHORT_BLOCK = 4  # times m: the Gram matrix of so few weights takes no longer than its factors, in float64
 SAMPLE = 16  # rows at least, and one of so many, whose products are also made in float64, to measure K's error
 NEGLIGIBLE = 1e-9  # an error of K, after it has grown, that no answer has to be judged by
 # The relative error of a float32 step is at most some 2.5e-6 times its sensitivity, measured over scales and kinds of
@@ -148,9 +149,10 @@ def first_dtype(precision: Precision, stored: torch.dtype, shift: float) -> torc
     return torch.float64 if outside else product_dtype(precision, stored)
 
 
-def gram_dtype(precision: Precision, dtype: torch.dtype, m: int, short: bool = False) -> torch.dtype:
-    """The dtype that is tried first for a Gram matrix of m rows, which are `short` where float64 costs little."""
-    return torch.float64 if precision == "auto" and (short or m <= FEW_ROWS) else dtype
+def gram_dtype(precision: Precision, dtype: torch.dtype, m: int, length: int | None = None) -> torch.dtype:
+    """The dtype that is tried first for a Gram matrix of m rows; of each of several blocks, with rows of `length`."""
+    cheap = m <= FEW_ROWS or (length is not None and length <= SHORT_BLOCK * m)
+    return torch.float64 if precision == "auto" and cheap else dtype
 
 
 def limit(dtype: torch.dtype) -> float:

@@ -1,7 +1,6 @@
 """After pruning: the remaining weights are fitted to the outputs of the dense model, without labels."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,6 +16,7 @@ from mfac.gradients.model_state import evaluation
 from mfac.memory import check_count
 from mfac.pruning.batch_norm import BatchNorm, recalibrate
 from mfac.pruning.mask_keeper import attach_masks
+from mfac.pruning.weights import restored_on_error
 
 
 def refit(
@@ -58,7 +58,7 @@ def refit(
     if dense is model:
         raise ValueError("dense is the model itself; keep a copy.deepcopy of it from before pruning, and pass that")
     norms = [m for m in model.modules() if isinstance(m, BatchNorm) and m.track_running_stats]
-    with _as_before_on_error(model):
+    with restored_on_error([*model.parameters(), *model.buffers()]):
         with evaluation(dense), evaluation(model):
             for norm in norms:
                 norm.train()
@@ -105,16 +105,3 @@ def divergence(ready: Any, model: nn.Module, dense: nn.Module, batch: Batch, rea
     if isinstance(targets, Tensor) and not targets.is_floating_point():
         each = each[targets != getattr(criterion, "ignore_index", -100)]
     return each.mean()
-
-
-@contextmanager
-def _as_before_on_error(model: nn.Module) -> Iterator[None]:
-    tensors = [*model.parameters(), *model.buffers()]
-    saved = [tensor.detach().clone() for tensor in tensors]
-    try:
-        yield
-    except BaseException:
-        with torch.no_grad():
-            for tensor, value in zip(tensors, saved, strict=True):
-                tensor.copy_(value)
-        raise

@@ -1,6 +1,6 @@
 """The weights that are pruned: which they are, their masks, and changes that happen as a whole or not at all."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -61,16 +61,26 @@ class MaskedWeights:
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
         """Restores weights, masks and the model's buffers if the block inside raises."""
-        tensors = [*self.targets.values(), *self.model.buffers()]
-        saved, masks = [tensor.detach().clone() for tensor in tensors], dict(self.masks)
+        masks = dict(self.masks)
         try:
-            yield
+            with restored_on_error([*self.targets.values(), *self.model.buffers()]):
+                yield
         except BaseException:
-            with torch.no_grad():
-                for tensor, value in zip(tensors, saved, strict=True):
-                    tensor.copy_(value)
             self.masks = masks
             raise
+
+
+@contextmanager
+def restored_on_error(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Puts back what the tensors held if the block inside raises."""
+    saved = [tensor.detach().clone() for tensor in tensors]
+    try:
+        yield
+    except BaseException:
+        with torch.no_grad():
+            for tensor, value in zip(tensors, saved, strict=True):
+                tensor.copy_(value)
+        raise
 
 
 def choose_targets(model: nn.Module, targets: Names = None, ignore: Names = None) -> dict[str, Tensor]:
