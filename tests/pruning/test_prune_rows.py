@@ -12,7 +12,10 @@ from torch.nn.utils import prune as torch_prune
 from transformers.pytorch_utils import Conv1D
 
 import mfac
-from mfac.pruning.row_fisher import COPIES, DAMPING, PRIOR, RowFisher, _sampled
+from mfac.pruning import layer_sums
+from mfac.pruning.layer_sums import PRIOR
+from mfac.pruning.layers import Weight
+from mfac.pruning.row_fisher import COPIES, DAMPING, RowFisher
 
 LOSS = mfac.criterion_loss(nn.CrossEntropyLoss())
 
@@ -124,13 +127,20 @@ def test_a_kronecker_prior_joins_the_outputs_of_a_layer_that_fits_in_memory(name
     assert result.predicted_increase == pytest.approx(cost, rel=1e-6)
 
 
-def test_sampled_tokens_estimate_the_sum():
+def test_clusters_of_tokens_are_exact_where_output_gradients_are_alike(monkeypatch):
+    """And their sum over the outputs always is."""
+    monkeypatch.setattr(layer_sums, "CLUSTERS", 3)
     torch.manual_seed(0)
-    sizes = torch.rand(200, dtype=torch.float64) ** 6
-    draws = [_sampled(sizes, 40) for _ in range(400)]
-    assert all(len(chosen.unique()) == len(chosen) <= 41 for chosen, _ in draws)
-    means = sum((weights * sizes[chosen] ** 2).sum() for chosen, weights in draws) / len(draws)
-    assert float(means) == pytest.approx(float((sizes**2).sum()), rel=0.02)
+    kinds, a = torch.rand(3, 4).double(), torch.randn(40, 5).double()
+    alike, others = kinds[torch.arange(40) % 3] * torch.randn(40, 1), torch.randn(40, 4).double()
+    part = layer_sums.Part(Weight("w", torch.empty(4, 5)), torch.arange(20).view(4, 5), 20, slice(0, 4), joined=False)
+    for dy, summed in ((alike, False), (others, True)):
+        sums = layer_sums.TokenSums(torch.Size((4, 5)), torch.float64, a.device)
+        for first in range(0, 40, 8):
+            sums.add(a[first : first + 8], dy[first : first + 8])
+        H, true = sums.blocks(part), torch.einsum("to,ti,tj->oij", dy.square(), a, a)
+        assert torch.allclose(H.sum(0), true.sum(0))
+        assert torch.allclose(H, true) is not summed
 
 
 @pytest.mark.parametrize("pattern", [None, "2:4", "row", "channel"])

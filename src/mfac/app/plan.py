@@ -127,14 +127,13 @@ def _by_output(
 ) -> dict[str, int]:
     """{item: bytes}; outputs are measured in groups whose matrices fit, with more `passes` over the batches."""
     weights = MaskedWeights(model, dict(zip(layout.names, layout.tensors, strict=True)))
-    options = PruningOptions(num_grads=settings["num_grads"], fisher="empirical")
+    options = PruningOptions(num_grads=settings["num_grads"], fisher="empirical", memory=room)
     start = Step(0, weights, weights.layout(), BatchStream(task.train_batches()))
-    settings["num_grads"] = RowMethod(task.loss, options, Ranks()).num_batches(start)
+    method = RowMethod(task.loss, options, Ranks())
+    settings["num_grads"], settings["passes"] = method.num_batches(start), method.measure(start).passes
     shapes = [weight.by_output(weight.tensor).shape for weight in weights.layers.values()]
     blocks = [8 * COPIES * inputs**2 for outputs, inputs in shapes for _ in range(outputs)]
-    room = max(room or (available_memory(layout.device) or 2 * sum(blocks)) // 2, *blocks)
-    groups = min(-(-sum(blocks) // room), len(blocks))  # of at least one output
-    settings["passes"] = 1 if groups == 1 else 2 * groups  # for scores, and again for the removal
+    room = max(room or (available_memory(layout.device) or 2 * sum(blocks)) // 2, *blocks)  # an output at least
     return {"sums and factors of the blocks": min(sum(blocks), room), "vectors": VECTORS * 8 * layout.dim}
 
 

@@ -1,144 +1,32 @@
-"""The Fisher matrix of each output's weights: summed as batches come, or kept as rows where these are fewer."""
+"""The Fisher matrix of each output's weights: measured layer by layer as batches come, in groups that fit."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from mfac import products
-from mfac.dual import DualBlocks
 from mfac.gradients.batches import Batch, placed, sample_tensors
 from mfac.gradients.collect import Collection
 from mfac.gradients.model_state import evaluation, set_seed
 from mfac.inverse_fisher import Ranks
 from mfac.layout import ParameterLayout
-from mfac.pages import BLOCK_PIECE, BlockRun, Pages
-from mfac.primal import PrimalBlocks
 from mfac.pruning.curvature import PlacedBlocks
+from mfac.pruning.layer_sums import Known, Part, Prior, TokenSums
 from mfac.pruning.layers import LayerCall, Weight, uses_of
 from mfac.pruning.weights import MaskedWeights
 
 DAMPING = 1e-2  # of the mean diagonal of a weight
-PRIOR = 0.5  # of F is the Kronecker prior, if there is one
 LARGEST = 1 << 29  # bytes of a layer's blocks that a prior joins
-TOKENS = 32  # for each weight of a block are enough: those with the largest gradients, mostly
 TOLERANCE = 0.05  # of a weight's gradient: layers that use their weights otherwise than they should are far beyond it
 COPIES = 4  # of a block in float64: its sum, its factor, and two in the making
-ROWS_AT_ONCE = 256  # are multiplied together, if blocks are not smaller
 
-Pick = Callable[["Part", slice], Float[Tensor, "rows outputs kept"]]
 Calls = dict[str, list[LayerCall]]
-
-
-class Prior:
-    """K-FAC's S ⊗ A, from the output gradients and the inputs of a layer: a share of F that also joins outputs.
-
-    A has one more row and column, of zeros, for places without a weight.
-    """
-
-    def __init__(self, shape: torch.Size, device: torch.device):
-        outputs, inputs = shape
-        self.S = torch.zeros(outputs, outputs, dtype=torch.float64, device=device)
-        self.A = torch.zeros(inputs + 1, inputs + 1, dtype=torch.float64, device=device)
-        self.positions = torch.zeros((), dtype=torch.float64, device=device)
-
-    def add(self, calls: Sequence[LayerCall], root: float) -> None:
-        for call in calls:
-            S, A, count = call.moments()
-            self.S += S * root**2
-            self.A[:-1, :-1] += A
-            self.positions += count
-
-    def finish(self, divisor: float, ranks: Ranks) -> None:
-        """The share of F: S takes the factors."""
-        self.S = ranks.sum_(self.S) * (PRIOR / divisor)
-        self.A = ranks.sum_(self.A) / ranks.sum_(self.positions).clamp_min(1)
-        self._others = self.S - self.S.diagonal().diag()
-
-    def mix_(self, K: Float[Tensor, "outputs kept kept"], part: "Part") -> None:
-        """(1 − α) K + α S_oo A for each output."""
-        K.mul_(1 - PRIOR)
-        own = self.S.diagonal()[part.outputs]
-        for some in part.slices():
-            inside = part.inside[some]
-            K[some] += self.A[inside[:, :, None], inside[:, None, :]] * own[some, None, None]
-
-    def couple(self, part: "Part", x: Float[Tensor, "outputs kept"]) -> Float[Tensor, "outputs kept"]:
-        """α S_oo' A x_o', summed over the other outputs o'."""
-        X = x.new_zeros(len(x), len(self.A)).scatter_(1, part.inside, x)
-        return (self._others @ X @ self.A).gather(1, part.inside)
-
-
-class Part:
-    """Some outputs of a weight, whose matrices are held at once.
-
-    `index` has the place of each weight among all `d` kept ones, a row for each output, and d for removed ones.
-    `inside` are the inputs of the kept weights, one more than there are for places without a weight.
-    """
-
-    def __init__(self, weight: Weight, index: Int[Tensor, "outputs inputs"], d: int, outputs: slice, joined: bool):
-        self.weight, self.outputs, self.joined = weight, outputs, joined
-        kept = int((index < d).sum(1).max())
-        index = index[outputs]
-        order = (index == d).to(torch.uint8).argsort(dim=1, stable=True)[:, :kept]
-        places = index.gather(1, order)
-        self.places: Int[Tensor, " n"] = places.flatten()
-        self.inside = torch.where(places < d, order, index.shape[1])
-        self.whole = kept == index.shape[1] and bool((places < d).all())
-        self._sums: Tensor | None = None
-        self._rows, self._filled, self._summed = torch.empty(0), 0, True
-
-    def slices(self) -> Iterator[slice]:
-        """Outputs whose blocks stay in cache."""
-        count, kept = self.inside.shape
-        step = max(1, BLOCK_PIECE // kept**2)
-        return (slice(first, min(first + step, count)) for first in range(0, count, step))
-
-    def start(self, rows: float, dtype: torch.dtype, device: torch.device) -> None:
-        """Begins with nothing; `rows` will come, which are kept if they are fewer than the weights of a block."""
-        count, kept = self.inside.shape
-        at_once = int(rows) if rows < kept else min(ROWS_AT_ONCE, kept)
-        self._rows, self._filled = torch.empty(at_once, count, kept, dtype=dtype, device=device), 0
-        self._sums, self._summed = None, rows >= kept
-
-    def add(self, pick: Pick, rows: int) -> None:
-        """Adds `rows` rows, of which pick(self, some) gives some, over the kept weights."""
-        first = 0
-        while first < rows:
-            if self._filled == len(self._rows):
-                self._sum_up()
-            count = min(rows - first, len(self._rows) - self._filled)
-            self._rows[self._filled : self._filled + count] = pick(self, slice(first, first + count))
-            self._filled, first = self._filled + count, first + count
-
-    def blocks(self, divisor: float, damping: float, ranks: Ranks, prior: Prior | None = None) -> PlacedBlocks:
-        """The blocks of λI + Σ g gᵀ/divisor, which is mixed with a prior; the sums are used up."""
-        count, kept = self.inside.shape
-        run = BlockRun(0, kept, count)
-        if self._sums is None and not self._summed:
-            rows = self._rows[: self._filled].mul_((self._filled / divisor) ** 0.5)
-            return PlacedBlocks(DualBlocks(run, Pages(rows.flatten(1), rows.device), damping), self.places)
-        K, self._sums, self._rows = ranks.sum_(self._sum_up()).div_(divisor), None, torch.empty(0)
-        if prior is not None:
-            prior.mix_(K, self)
-        couple = partial(prior.couple, self) if prior is not None and self.joined else None
-        return PlacedBlocks(PrimalBlocks.from_sums(run, K, damping), self.places, couple)
-
-    def _sum_up(self) -> Float[Tensor, "outputs kept kept"]:
-        """Adds the products of the rows to the sums, which makes room for others."""
-        X = self._rows[: self._filled].permute(1, 2, 0)
-        if self._sums is None:
-            self._sums = torch.zeros(*X.shape[:2], X.shape[1], dtype=torch.float64, device=X.device)
-        for some in self.slices():
-            self._sums[some] += products.gram(X[some], X.dtype)
-        self._filled = 0
-        return self._sums
 
 
 @dataclass
@@ -174,6 +62,7 @@ class RowFisher:
         self._mixed = {name for name in self._by_layer if self.prior and self._can_be_mixed(name)}
         self.groups = self._grouped()
         self.dampings: dict[str, float] = {}
+        self._known: dict[str, Known] = {}
         self._only: list[PlacedBlocks] | None = None
 
     def blocks(self) -> Iterator[list[PlacedBlocks]]:
@@ -184,10 +73,19 @@ class RowFisher:
             self._only = self._only or self._measured(self.groups[0])
             yield self._only
 
+    @property
+    def passes(self) -> int:
+        """Over the batches, for the scores and again for the removal, as far as nothing is kept in between."""
+        count, known = 0, set[str]()
+        for group in self.groups * (1 if len(self.groups) == 1 else 2):
+            if not self._names(group) <= known:
+                count, known = count + 1, self._over_tokens(self._names(group))
+        return count
+
     def _grouped(self) -> list[list[Part]]:
-        """The outputs of all weights in groups whose matrices fit."""
+        """The outputs of all weights in groups whose matrices fit; half of the memory is for sums over tokens."""
         groups: list[list[Part]] = [[]]
-        room = budget = float("inf") if self.memory is None else self.memory
+        room = budget = self._budget / (2 if any(self._by_layer.values()) else 1)
         for name, index in self._index.items():
             kept, rows, outputs = self._kept(name), self._rows(name), len(index)
             each = max(1, 8 * COPIES * kept**2 if rows >= kept else 8 * rows * kept + 8 * COPIES * rows**2)
@@ -203,6 +101,24 @@ class RowFisher:
                 first = last
         return groups
 
+    @property
+    def _budget(self) -> float:
+        return math.inf if self.memory is None else self.memory
+
+    def _names(self, group: Sequence[Part]) -> set[str]:
+        return {part.weight.name for part in group}
+
+    def _over_tokens(self, needed: set[str]) -> set[str]:
+        """The weights over tokens to measure together: those that are needed, and those after them that fit."""
+        found, room = set[str](), self._budget / 2
+        for name, index in self._index.items():
+            if self._by_layer.get(name) and (found or name in needed):
+                room -= TokenSums.num_bytes(index.shape)
+                if room < 0 and name not in needed:
+                    break
+                found.add(name)
+        return found
+
     def _kept(self, name: str) -> int:
         return int((self._index[name] < self.layout.dim).sum(1).max())
 
@@ -212,22 +128,34 @@ class RowFisher:
         return math.inf if summed else self._samples
 
     def _measured(self, parts: Sequence[Part]) -> list[PlacedBlocks]:
-        """One pass over the batches."""
-        device, found = self.layout.device, []
-        shapes = {part.weight.name: self._index[part.weight.name].shape for part in parts}
+        """The blocks of a group, with a pass over the batches unless it is known from that of another one."""
+        if not self._names(parts) <= self._known.keys():
+            self._pass(parts)
+        found = [part.blocks(self._known[part.weight.name], self.ranks) for part in parts]
+        self._known = {name: known for name, known in self._known.items() if known.tokens is not None}
+        return found
+
+    def _pass(self, parts: Sequence[Part]) -> None:
+        """One pass over the batches: for some parts, and for weights over tokens that later ones need."""
+        self._known.clear()
+        device, tokens = self.layout.device, self._over_tokens(self._names(parts))
+        shapes = {name: self._index[name].shape for name in self._index if name in tokens | self._names(parts)}
         squares = {name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in shapes.items()}
         priors = {name: Prior(shape, device) for name, shape in shapes.items() if name in self._mixed}
-        for part in parts:
-            dtype = torch.promote_types(part.weight.tensor.dtype, torch.float32)
-            part.start(self._rows(part.weight.name), dtype, device)
+        sums: dict[str, Part | TokenSums] = {part.weight.name: part for part in parts}
+        for name in shapes:
+            dtype = torch.promote_types(self.weights.layers[name].tensor.dtype, torch.float32)
+            if name in tokens:
+                sums[name] = TokenSums(shapes[name], dtype, device)
+            elif isinstance(part := sums[name], Part):
+                part.start(self._rows(name), dtype, device)
         with self.ranks.together("measuring"):
-            layers = [part for part in parts if part.weight.name in self._by_layer]
-            for uses, _ in self._backward([part.weight for part in layers]):
-                for part in layers:
-                    self._add(part, uses[part.weight.name], squares[part.weight.name], priors.get(part.weight.name))
+            layers = [name for name in shapes if name in self._by_layer]
+            for uses, _ in self._backward([self.weights.layers[name] for name in layers]):
+                for name in layers:
+                    self._add(sums[name], uses[name], squares[name], priors.get(name))
             self._add_others([part for part in parts if part.weight.name not in self._by_layer], squares)
-        for part in parts:
-            name = part.weight.name
+        for name, found in sums.items():
             divisor = self._num_batches if name in self._by_layer else self._samples
             mean = float(self.ranks.sum_(squares[name])[self._index[name] < self.layout.dim].mean()) / divisor
             if not math.isfinite(mean):
@@ -235,8 +163,8 @@ class RowFisher:
             self.dampings[name] = self.damping or DAMPING * mean or 1.0  # without a gradient nothing is costly
             if name in priors:
                 priors[name].finish(divisor, self.ranks)
-            found.append(part.blocks(divisor, self.dampings[name], self.ranks, priors.get(name)))
-        return found
+            kept = found if isinstance(found, TokenSums) else None
+            self._known[name] = Known(self.dampings[name], divisor, priors.get(name), kept)
 
     def _backward(
         self, weights: Sequence[Weight], also: Sequence[Tensor] = ()
@@ -280,23 +208,21 @@ class RowFisher:
         return small and all(getattr(m, "groups", 1) == 1 for m in self.weights.layers[name].modules)
 
     def _add(
-        self, part: Part, calls: Sequence[LayerCall], squares: Float[Tensor, "outputs inputs"], prior: Prior | None
-    ) -> None:
-        """Adds the rows of a batch to a part, and their squares."""
+        self, sums: Part | TokenSums, calls: Sequence[LayerCall], squares: Float[Tensor, "outputs inputs"],
+        prior: Prior | None,
+    ) -> None:  # fmt: skip
+        """Adds the rows of a batch, and their squares."""
         is_mean = self.collection.fisher != "gauss-newton"  # whose rows have the weights of the mean already
         root = len(calls[0].x) ** 0.5 if is_mean and calls else 1.0
         if prior is not None:
             prior.add(calls, root)
-        if calls and calls[0].has_positions:
+        if isinstance(sums, TokenSums):
             for use in calls:
                 a, dy = use.positions()
                 squares += (dy.square().T @ a.square()).double() * root**2
-                count = -(-TOKENS * part.inside.shape[1] // len(self.batches))
-                chosen, weights = _sampled(a.square().sum(1).double() * dy.square().sum(1), count)
-                dy = dy[chosen] * (weights.sqrt() * root).to(dy.dtype)[:, None]
-                part.add(partial(_outer, F.pad(a[chosen], (0, 1)), dy), len(chosen))
+                sums.add(a, dy * root)
         elif calls:
-            self._add_samples(part, sum((use.samples() for use in calls[1:]), calls[0].samples()) * root, squares)
+            self._add_samples(sums, sum((use.samples() for use in calls[1:]), calls[0].samples()) * root, squares)
 
     def _add_others(self, parts: Sequence[Part], squares: Mapping[str, Tensor]) -> None:
         """Adds the rows of weights whose layers are not understood, sample by sample."""
@@ -316,28 +242,6 @@ class RowFisher:
     def _add_samples(self, part: Part, G: Float[Tensor, "rows outputs inputs"], squares: Tensor) -> None:
         squares += G.square().sum(0)
         part.add(partial(_picked, G if part.whole else F.pad(G, (0, 1))), len(G))
-
-
-def _sampled(sizes: Float[Tensor, " n"], count: int) -> tuple[Int[Tensor, " k"], Float[Tensor, " k"]]:
-    """About `count` indices, drawn in proportion to the sizes and without repeats, and their weights in a sum of all.
-
-    Systematic sampling: index i is drawn with probability p_i = min(1, c·size_i), and weighs 1/p_i.
-    """
-    p = torch.zeros_like(sizes)
-    for _ in range(4):  # what is certain to be drawn leaves more for the others
-        certain = p >= 1
-        share = (count - certain.sum()).clamp_min(1) / sizes[~certain].sum().clamp_min(1e-300)
-        p = torch.where(certain, 1.0, sizes * share).clamp_max(1)
-    start = torch.rand((), dtype=torch.float64)  # of the seed of the batch
-    steps = (p.cumsum(0) + start.to(p.device)).floor()
-    chosen = steps.diff(prepend=steps.new_zeros(1)).nonzero()[:, 0]
-    return chosen, 1 / p[chosen]
-
-
-def _outer(
-    a: Float[Tensor, "rows inputs+1"], dy: Float[Tensor, "rows outputs"], part: Part, some: slice
-) -> Float[Tensor, "some outputs kept"]:
-    return (a[some, None, :-1] if part.whole else a[some][:, part.inside]) * dy[some, part.outputs, None]
 
 
 def _picked(G: Float[Tensor, "rows outputs inputs"], part: Part, some: slice) -> Float[Tensor, "some outputs kept"]:
