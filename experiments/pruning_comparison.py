@@ -78,7 +78,7 @@ def _cifar(model: Callable[[], nn.Module], normalisation: Any) -> Subject:
                    {0.7: 3, 0.8: 2, 0.9: 3, 0.95: 2}, 0.9, methods=IMAGE_METHODS)  # fmt: skip
 
 
-def _stories(name: str, length: int, tested: int) -> Subject:
+def _stories(name: str, length: int, tested: int, stages: dict[float, int], pattern: bool) -> Subject:
     """128 pieces in batches of 2; the last 64 training pieces are held out."""
     pieces = partial(story_pieces, name, length=length)
 
@@ -92,7 +92,7 @@ def _stories(name: str, length: int, tested: int) -> Subject:
         return {"perplexity": perplexity(model, story_batches(valid[: len(valid) // 8 * 8], 8))}
 
     return Subject(partial(stories_model, name), mfac.model_loss, calibration,
-                   lambda: story_batches(pieces("train")[-64:], 8), test, {0.5: 4, 0.6: 2, 0.7: 2}, 0.6, True,
+                   lambda: story_batches(pieces("train")[-64:], 8), test, stages, 0.6, pattern,
                    LANGUAGE_METHODS, 0.01)  # fmt: skip
 
 
@@ -119,8 +119,8 @@ LANGUAGE_METHODS = (OURS, WITHOUT_PRIOR, "K-FAC", "SparseGPT", "Wanda", "magnitu
 SUBJECTS: dict[str, Callable[[], Subject]] = {
     "resnet20": lambda: _cifar(mfac_resnet20, HALVES),
     "akamaster": lambda: _cifar(akamaster_resnet20, IMAGENET),
-    "stories260K": lambda: _stories("stories260K", 256, 304),
-    "stories15M": lambda: _stories("stories15M", 128, 304),
+    "stories260K": lambda: _stories("stories260K", 256, 304, {0.5: 4, 0.6: 2, 0.7: 2}, pattern=True),
+    "stories15M": lambda: _stories("stories15M", 128, 304, {0.5: 2, 0.6: 1, 0.7: 1}, pattern=False),
     "resnet50": _resnet50,
 }
 SCOPES = [{"scope": "global"}, {"scope": "layer"}]
