@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 from mfac import precision as judge
 from mfac.damage import count_of, reading, tensor_of
 from mfac.dual import DualBlocks
-from mfac.inverse_fisher import Blocks, InverseFisher, T, check_damping, one_thread, ranks_of
+from mfac.inverse_fisher import Blocks, InverseFisher, check_damping, one_thread, ranks_of
 from mfac.memory import check_count
 from mfac.pages import BlockRun
 from mfac.precision import Precision
@@ -219,7 +219,7 @@ class DynamicInverseFisher(InverseFisher):
                 "the saved rows do not match the saved products: the window was updated after state_dict(), whose rows "
                 "are its own memory (or another rank's state was loaded); save or deep-copy it before the next update"
             )
-        converted = self._ranks.any(self._rows.load(saved, n), self.device)
+        converted = any(self._ranks.tell(self._rows.load(saved, n)))
         self._damping, self._updates, self._inverse = damping, updates, fresh
         self._rough, self._sensitive, self._snapshot = set(range(n) if converted else rough), sensitive, None
         if converted:
@@ -303,7 +303,7 @@ class DynamicInverseFisher(InverseFisher):
         self._inverse.reset()
 
     @one_thread
-    def _ask(self, question: Callable[[Blocks], T]) -> list[T]:
+    def _ask(self, question: Callable[[Blocks], Any]) -> list[Any]:
         return [question(self._frozen())]
 
     @one_thread

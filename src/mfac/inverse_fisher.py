@@ -19,7 +19,8 @@ from mfac.memory import available_memory, gib
 from mfac.precision import check_dense
 from mfac.primal import PrimalBlocks
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+Value = TypeVar("Value")
 Blocks = DualBlocks | PrimalBlocks
 
 
@@ -150,7 +151,7 @@ class InverseFisher(ABC):
         return (dense + dense.T) / 2
 
     @abstractmethod
-    def _ask(self, question: Callable[[Blocks], T]) -> list[T]:
+    def _ask(self, question: Callable[[Blocks], Any]) -> list[Any]:
         """The answers of all blocks of this rank, in order."""
 
     def _elements(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
@@ -228,11 +229,11 @@ def check_damping(damping: float, dtype: torch.dtype = torch.float64) -> float:
     return value
 
 
-def one_thread(method: Callable[P, T]) -> Callable[P, T]:
+def one_thread(method: Callable[P, Value]) -> Callable[P, Value]:
     """Refuses a second thread while one is in such a method of the same object."""
 
     @functools.wraps(method)
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> Value:
         used, me = args[0].__dict__, threading.get_ident()
         nested = used.get("_thread") == me
         if used.setdefault("_thread", me) != me:  # atomic, and nothing that a copy or a pickle would have to keep
@@ -273,13 +274,9 @@ class Ranks:
         """Replaces `values` by those of the first rank, and returns them."""
         return values
 
-    def any(self, flag: bool, device: torch.device | str = "cpu") -> bool:
-        """Whether the flag is set on some rank."""
-        return flag
-
-    def total(self, count: int) -> int:
-        """The sum of an int over all ranks."""
-        return count
+    def tell(self, value: Value) -> list[Value]:
+        """The values of all ranks, in order; anything that can be pickled."""
+        return [value]
 
     def agree_on(self, values: Mapping[str, object]) -> None:
         """Raises ValueError on every rank if one of the {description: value} differs between ranks."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from mfac.dual import DualBlocks
 from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
-from mfac.inverse_fisher import Blocks, InverseFisher, T, check_damping, ranks_of
+from mfac.inverse_fisher import Blocks, InverseFisher, check_damping, ranks_of
 from mfac.memory import available_memory, check_count, gib
 from mfac.pages import BlockRun, MadeColumns, Pages, Reduce, Watched, block_runs
 from mfac.precision import Precision, check_dense, check_precision, product_dtype
@@ -68,6 +68,7 @@ class StaticInverseFisher(InverseFisher):
         precision: Precision = "auto",
         process_group: dist.ProcessGroup | None = None,
     ):
+        # Otherwise the same object: it is pickled once.
         grads = grads.detach() if isinstance(grads, Tensor) and grads.requires_grad else grads
         options = BlockOptions(block_size, sizes, row_weights, device, page_size, overwrite, precision)
         self._ranks = ranks_of(process_group)
@@ -104,7 +105,7 @@ class StaticInverseFisher(InverseFisher):
         sums = {name: sum(part[name] for part in found) for name in ("float64_blocks", "products", "entries")}
         return {"blocks": sum(part.run.count for part in self._blocks), **sums, "gram_error": worst}
 
-    def _ask(self, question: Callable[[Blocks], T]) -> list[T]:
+    def _ask(self, question: Callable[[Blocks], Any]) -> list[Any]:
         return [question(blocks) for blocks in self._blocks]
 
     def _held_rows(self) -> tuple[Tensor | GradientFile, Float[Tensor, " m"]]:
@@ -228,8 +229,7 @@ def build_blocks(grads: Gradients, damping: float, options: BlockOptions, reduce
     if isinstance(grads, GradientFile):
         source = MadeColumns(grads.shape, grads.dtype, grads.read_columns, grads.gather_columns)
     else:
-        source = grads.detach() if grads.requires_grad else grads  # else the same object: it is pickled once
-        source = source if options.page_size is not None else source.to(device)
+        source = grads if options.page_size is not None else grads.to(device)
     pages, weights, precision = Pages(source, device, options.page_size), options._weights(device), options.precision
     return [
         PrimalBlocks(run, damping, pages.device, precision, pages, weights)
