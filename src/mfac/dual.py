@@ -38,7 +38,8 @@ class DualBlocks:
         self.redone = {"products": 0, "entries": 0}  # what was made again in float64
         self._pages, self._m, self._reduce, self._known_gram = pages, pages.shape[0], reduce, gram
         self._precision: Precision = precision
-        self._scale = None if weights is None else (self._m * weights).sqrt()[:, None]  # scaled rows weigh 1/m each
+        equal = torch.ones(self._m, dtype=torch.float64, device=pages.device)
+        self._scale = equal if weights is None else (self._m * weights).sqrt()  # scaled rows weigh 1/m each
         self._diagonal: Tensor | None = None
         self._whitened = False
         self._build(damping)
@@ -269,8 +270,7 @@ class DualBlocks:
             fisher, sums = products.squares(lower, G, torch.ones_like(lower[:, :1]), self._dtype)
             return sums[:, 0], fisher / self._m + self._damping
         weights = torch.stack((torch.full_like(known.inverse, 1 / self._m), known.inverse), 1)
-        weights = weights if self._scale is None else weights * self._scale[:, 0].square()
-        whitened, sums = products.squares(lower, G, weights, self._dtype)
+        whitened, sums = products.squares(lower, G, weights * self._scale.square(), self._dtype)
         fisher, spread = sums[:, 0] + self._damping, sums[:, 1]
         if judged:
             error = judge.diagonal_error(self._dtype, known, whitened, spread, self._damping / fisher)
@@ -311,7 +311,7 @@ class DualBlocks:
         """G Gᵀ over the pieces and the ranks, without the removed columns; and its error, measured on some rows."""
         if self._known_gram is not None and removed is None:
             K, error = self._known_gram(dtype)
-            return self._scaled_gram(K), error
+            return self._scaled(K) * self._scale, error
         count, m, sample = blocks.stop - blocks.start, self._m, judge.sample(self._m)
         K = torch.zeros(count, m, m, dtype=torch.float64, device=self._pages.device)
         exact = K[:, sample, sample].clone()
@@ -322,7 +322,7 @@ class DualBlocks:
                 exact += products.gram(G[:, sample], torch.float64)
         K = self._sum(K)
         error = judge.gram_error(m) if dtype == torch.float64 else judge.measured_error(K, self._sum(exact), sample)
-        return self._scaled_gram(K), error
+        return self._scaled(K) * self._scale, error
 
     def _terms(self, blocks: Blocks, a: Float[Tensor, "blocks m *k"]) -> Float[Tensor, "blocks *k"]:
         """Σ_k D_k a_k²."""
@@ -362,17 +362,11 @@ class DualBlocks:
         return self._scaled(p)
 
     def _scaled(self, p: Float[Tensor, "blocks m *k"]) -> Float[Tensor, "blocks m *k"]:
-        if self._scale is None:
-            return p
-        return p * (self._scale if p.ndim == 3 else self._scale[:, 0])
-
-    def _scaled_gram(self, K: Float[Tensor, "blocks m m"]) -> Float[Tensor, "blocks m m"]:
-        return K if self._scale is None else K * (self._scale * self._scale.T)
+        return p * self._scale.view(-1, *[1] * (p.ndim - 2))
 
     def _whitening(self, blocks: slice) -> Float[Tensor, "blocks m m"]:
         """The matrix that makes W of G."""
-        Linv = self._factors.inverse_factor(blocks)
-        return Linv if self._scale is None else Linv * self._scale.T
+        return self._factors.inverse_factor(blocks) * self._scale
 
     def _multiply_rows(self, lower: Callable[[slice], Float[Tensor, "blocks m m"]]) -> None:
         for blocks, pieces in self._passes():

@@ -1,18 +1,18 @@
 """The dynamic operator: a sliding window of gradients, one replaced at a time."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from mfac import precision as judge
 from mfac.damage import count_of, reading, tensor_of
 from mfac.dual import DualBlocks
-from mfac.inverse_fisher import InverseFisher, check_damping, one_thread, ranks_of
+from mfac.inverse_fisher import Blocks, InverseFisher, check_damping, one_thread, ranks_of
 from mfac.memory import check_count
 from mfac.pages import BlockRun
 from mfac.precision import Precision
@@ -163,17 +163,6 @@ class DynamicInverseFisher(InverseFisher):
         """G Gᵀ of the rows in the window, in float64; a view of the operator's own memory."""
         return self._inverse.K[: self.num_seen, : self.num_seen]
 
-    @one_thread
-    @torch.no_grad()
-    def diagonal(self) -> Float[Tensor, " d"]:
-        return self._frozen().diagonal().to(self.dtype)
-
-    @one_thread
-    @torch.no_grad()
-    def logdet(self) -> Float[Tensor, ""]:
-        """log det F⁻¹ over the weights of all ranks, in float64."""
-        return self._frozen().logdet()
-
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "DynamicInverseFisher":
         options: dict[str, Any] = {"precision": self._precision, "normalize": self._normalize}
         options["window"] = self._rows.kind if dtype is None else dtype
@@ -230,7 +219,7 @@ class DynamicInverseFisher(InverseFisher):
                 "the saved rows do not match the saved products: the window was updated after state_dict(), whose rows "
                 "are its own memory (or another rank's state was loaded); save or deep-copy it before the next update"
             )
-        converted = self._ranks.any(self._rows.load(saved, n), self.device)
+        converted = any(self._ranks.tell(self._rows.load(saved, n)))
         self._damping, self._updates, self._inverse = damping, updates, fresh
         self._rough, self._sensitive, self._snapshot = set(range(n) if converted else rough), sensitive, None
         if converted:
@@ -314,20 +303,8 @@ class DynamicInverseFisher(InverseFisher):
         self._inverse.reset()
 
     @one_thread
-    def _apply(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]:
-        return self._frozen().apply(x)
-
-    @one_thread
-    def _forward(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]:
-        return self._frozen().forward(x)
-
-    @one_thread
-    def _quadratic_form(self, x: Float[Tensor, "d k"]) -> Float[Tensor, " k"]:
-        return self._frozen().quadratic_form(x)
-
-    @one_thread
-    def _elements(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
-        return self._frozen().elements(rows, columns)
+    def _ask(self, question: Callable[[Blocks], Any]) -> list[Any]:
+        return [question(self._frozen())]
 
     @one_thread
     def set_damping(self, damping: float) -> None:

@@ -13,11 +13,15 @@ import torch.distributed as dist
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mfac.dual import DualBlocks
 from mfac.gradient_file import GradientFile
 from mfac.memory import available_memory, gib
 from mfac.precision import check_dense
+from mfac.primal import PrimalBlocks
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+Value = TypeVar("Value")
+Blocks = DualBlocks | PrimalBlocks
 
 
 class InverseFisher(ABC):
@@ -28,6 +32,7 @@ class InverseFisher(ABC):
     """
 
     _ranks: "Ranks"
+    _shared = True  # whether the ranks share one block, which sums over them itself
 
     def __init__(self, num_grads: int, dim: int, damping: float, dtype: torch.dtype, device: torch.device):
         self.num_grads = num_grads
@@ -58,7 +63,8 @@ class InverseFisher(ABC):
     def __matmul__(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]:
         """F⁻¹ x for a vector [d] or the columns of a matrix [d, k]."""
         self._check_vector(x)
-        return self._apply(x)
+        # Of several ranks, one may have no block at all.
+        return torch.cat([x[:0], *self._ask(lambda blocks: blocks.apply(x[blocks.run.columns]))])
 
     def __rmatmul__(self, x: Float[Tensor, "*k d"]) -> Float[Tensor, "*k d"]:
         """x F⁻¹ for a vector [d] or the rows of a matrix [k, d]."""
@@ -73,19 +79,22 @@ class InverseFisher(ABC):
     def solve(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]:
         """The y with F⁻¹ y = x, that is F x: for a vector [d] or the columns of a matrix [d, k]."""
         self._check_vector(x)
-        return self._forward(x)
+        return torch.cat([x[:0], *self._ask(lambda blocks: blocks.forward(x[blocks.run.columns]))])
 
     @torch.no_grad()
     def quadratic_form(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "*k"]:
         """xᵀ F⁻¹ x, never negative: a scalar for [d], a vector [k] for the columns of [d, k]."""
         self._check_vector(x)
         columns = x if x.ndim == 2 else x[:, None]
-        result = self._quadratic_form(columns).to(x.dtype)
+        found = self._ask(lambda blocks: blocks.quadratic_form(columns[blocks.run.columns]))
+        result = self._total(found, columns.shape[1:]).to(x.dtype)
         return result if x.ndim == 2 else result[0]
 
-    @abstractmethod
+    @torch.no_grad()
     def diagonal(self) -> Float[Tensor, " d"]:
         """[F⁻¹]_ii for every i, each between 1/F_ii and 1/λ."""
+        none = torch.empty(0, dtype=self.dtype, device=self.device)
+        return torch.cat([none, *self._ask(lambda blocks: blocks.diagonal().to(self.dtype))])
 
     @torch.no_grad()
     def __getitem__(self, index: tuple[Any, Any]) -> Tensor:
@@ -100,9 +109,10 @@ class InverseFisher(ABC):
             )
         return self._elements(rows.reshape(-1), columns.reshape(-1)).to(self.dtype).reshape(rows.shape)
 
-    @abstractmethod
+    @torch.no_grad()
     def logdet(self) -> Float[Tensor, ""]:
-        """log det F⁻¹, in float64: it grows with d, and differences of it would have no digits in float32."""
+        """log det F⁻¹, over all ranks; in float64: it grows with d, and differences would have no digits in float32."""
+        return self._total(self._ask(lambda blocks: blocks.logdet()), ())
 
     def trace(self) -> Float[Tensor, ""]:
         """tr F⁻¹, in float64; over all ranks."""
@@ -141,16 +151,25 @@ class InverseFisher(ABC):
         return (dense + dense.T) / 2
 
     @abstractmethod
-    def _apply(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]: ...
+    def _ask(self, question: Callable[[Blocks], Any]) -> list[Any]:
+        """The answers of all blocks of this rank, in order."""
 
-    @abstractmethod
-    def _forward(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]: ...
+    def _elements(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """[F⁻¹]_ij for pairs (i, j); zero between blocks."""
+        out = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
 
-    @abstractmethod
-    def _quadratic_form(self, x: Float[Tensor, "d k"]) -> Float[Tensor, " k"]: ...
+        def fill(blocks: Blocks) -> None:
+            run = blocks.run
+            inside = (rows >= run.start) & (rows < run.stop) & (columns >= run.start) & (columns < run.stop)
+            out[inside] = blocks.elements(rows[inside] - run.start, columns[inside] - run.start)
 
-    @abstractmethod
-    def _elements(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]: ...
+        self._ask(fill)
+        return out
+
+    def _total(self, values: list[Tensor], shape: tuple[int, ...]) -> Tensor:
+        """The sum over all blocks of all ranks."""
+        total = sum(values, torch.zeros(shape, dtype=torch.float64, device=self.device))
+        return total if self._shared else self._ranks.sum_(total)
 
     @abstractmethod
     def _refactor(self, old_damping: float) -> None:
@@ -165,7 +184,7 @@ class InverseFisher(ABC):
         """
 
     @abstractmethod
-    def _whole(self) -> Any:
+    def _whole(self) -> Blocks:
         """The one block that the full matrix is; ValueError if only diagonal blocks are kept."""
 
     def _check_vector(self, x: Tensor) -> None:
@@ -210,11 +229,11 @@ def check_damping(damping: float, dtype: torch.dtype = torch.float64) -> float:
     return value
 
 
-def one_thread(method: Callable[P, T]) -> Callable[P, T]:
+def one_thread(method: Callable[P, Value]) -> Callable[P, Value]:
     """Refuses a second thread while one is in such a method of the same object."""
 
     @functools.wraps(method)
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> Value:
         used, me = args[0].__dict__, threading.get_ident()
         nested = used.get("_thread") == me
         if used.setdefault("_thread", me) != me:  # atomic, and nothing that a copy or a pickle would have to keep
@@ -255,13 +274,9 @@ class Ranks:
         """Replaces `values` by those of the first rank, and returns them."""
         return values
 
-    def any(self, flag: bool, device: torch.device | str = "cpu") -> bool:
-        """Whether the flag is set on some rank."""
-        return flag
-
-    def total(self, count: int) -> int:
-        """The sum of an int over all ranks."""
-        return count
+    def tell(self, value: Value) -> list[Value]:
+        """The values of all ranks, in order; anything that can be pickled."""
+        return [value]
 
     def agree_on(self, values: Mapping[str, object]) -> None:
         """Raises ValueError on every rank if one of the {description: value} differs between ranks."""

@@ -1,27 +1,26 @@
 """The static operator: a fixed set of gradients, in full, in blocks, and paged through memory."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from mfac.dual import DualBlocks
 from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
-from mfac.inverse_fisher import InverseFisher, check_damping, ranks_of
+from mfac.inverse_fisher import Blocks, InverseFisher, check_damping, ranks_of
 from mfac.memory import available_memory, check_count, gib
 from mfac.pages import BlockRun, MadeColumns, Pages, Reduce, Watched, block_runs
 from mfac.precision import Precision, check_dense, check_precision, product_dtype
 from mfac.primal import PrimalBlocks
 
 Gradients = Tensor | GradientFile | FisherBlocks
-Blocks = DualBlocks | PrimalBlocks
 
 
 class StaticInverseFisher(InverseFisher):
@@ -69,6 +68,7 @@ class StaticInverseFisher(InverseFisher):
         precision: Precision = "auto",
         process_group: dist.ProcessGroup | None = None,
     ):
+        # Otherwise the same object: it is pickled once.
         grads = grads.detach() if isinstance(grads, Tensor) and grads.requires_grad else grads
         options = BlockOptions(block_size, sizes, row_weights, device, page_size, overwrite, precision)
         self._ranks = ranks_of(process_group)
@@ -94,16 +94,6 @@ class StaticInverseFisher(InverseFisher):
             grads = grads.to(dtype or grads.dtype)
         return self._again(grads, device=self.device if device is None else device)
 
-    @torch.no_grad()
-    def diagonal(self) -> Float[Tensor, " d"]:
-        none = torch.empty(0, dtype=self.dtype, device=self.device)
-        return torch.cat([none, *(blocks.diagonal().to(self.dtype) for blocks in self._blocks)])
-
-    @torch.no_grad()
-    def logdet(self) -> Float[Tensor, ""]:
-        """log det F⁻¹, in float64; over all ranks."""
-        return self._over_blocks([blocks.logdet() for blocks in self._blocks], ())
-
     def diagnostics(self) -> dict[str, int | float]:
         """What float64 was needed for under `precision`, and why.
 
@@ -115,17 +105,8 @@ class StaticInverseFisher(InverseFisher):
         sums = {name: sum(part[name] for part in found) for name in ("float64_blocks", "products", "entries")}
         return {"blocks": sum(part.run.count for part in self._blocks), **sums, "gram_error": worst}
 
-    def _apply(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]:
-        return torch.cat([x[:0], *(b.apply(x[b.run.columns]) for b in self._blocks)])  # a rank may have no block
-
-    def _forward(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]:
-        return torch.cat([x[:0], *(b.forward(x[b.run.columns]) for b in self._blocks)])
-
-    def _quadratic_form(self, x: Float[Tensor, "d k"]) -> Float[Tensor, " k"]:
-        return self._over_blocks([b.quadratic_form(x[b.run.columns]) for b in self._blocks], x.shape[1:])
-
-    def _elements(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
-        return elements(self._blocks, rows, columns)
+    def _ask(self, question: Callable[[Blocks], Any]) -> list[Any]:
+        return [question(blocks) for blocks in self._blocks]
 
     def _held_rows(self) -> tuple[Tensor | GradientFile, Float[Tensor, " m"]]:
         grads, weights = self._unchanged(), self._options._weights(self.device)
@@ -153,11 +134,6 @@ class StaticInverseFisher(InverseFisher):
         """An operator with the same options but for some changes."""
         options = vars(replace(self._options, overwrite=False, **changes))
         return StaticInverseFisher(grads, self.damping, **options, process_group=self._ranks.group)
-
-    def _over_blocks(self, values: list[Tensor], shape: tuple[int, ...]) -> Tensor:
-        """The sum over all blocks of all ranks."""
-        total = sum(values, torch.zeros(shape, dtype=torch.float64, device=self.device))
-        return total if self._shared else self._ranks.sum_(total)
 
     def _separate(self, what: str) -> AbstractContextManager[None]:
         """For what each rank does with its own blocks: if it fails on one rank, it fails on all of them."""
@@ -253,8 +229,7 @@ def build_blocks(grads: Gradients, damping: float, options: BlockOptions, reduce
     if isinstance(grads, GradientFile):
         source = MadeColumns(grads.shape, grads.dtype, grads.read_columns, grads.gather_columns)
     else:
-        source = grads.detach() if grads.requires_grad else grads  # else the same object: it is pickled once
-        source = source if options.page_size is not None else source.to(device)
+        source = grads if options.page_size is not None else grads.to(device)
     pages, weights, precision = Pages(source, device, options.page_size), options._weights(device), options.precision
     return [
         PrimalBlocks(run, damping, pages.device, precision, pages, weights)
@@ -262,16 +237,6 @@ def build_blocks(grads: Gradients, damping: float, options: BlockOptions, reduce
         else DualBlocks(run, pages, damping, precision, weights, None, options.overwrite, reduce)
         for run in block_runs(pages.shape[1], options.block_size, options.sizes)
     ]
-
-
-def elements(parts: Sequence[Blocks], rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """[F⁻¹]_ij for pairs (i, j); zero between blocks."""
-    out = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
-    for blocks in parts:
-        run = blocks.run
-        inside = (rows >= run.start) & (rows < run.stop) & (columns >= run.start) & (columns < run.stop)
-        out[inside] = blocks.elements(rows[inside] - run.start, columns[inside] - run.start)
-    return out
 
 
 def _check_grads(grads: Tensor | GradientFile, least: int) -> None:

@@ -3,15 +3,13 @@
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mfac.inverse_fisher import Ranks
+from mfac.inverse_fisher import Ranks, Value
 
-Value = TypeVar("Value")
 # What the other ranks raise when one has raised this; RuntimeError for anything else.
 SAME_ERRORS = {"ValueError": ValueError, "MemoryError": MemoryError}
 # Newer releases of torch have it under another name, and warn of the old one.
@@ -54,14 +52,14 @@ class GroupRanks(Ranks):
             values.copy_(raw.view(values.dtype).view(values.shape))
         return values
 
-    def any(self, flag: bool, device: torch.device | str = "cpu") -> bool:
-        return bool(self.sum_(torch.tensor(float(flag), device=device)))
-
-    def total(self, count: int) -> int:
-        return sum(self._tell(count))
+    def tell(self, value: Value) -> list[Value]:
+        told = [value] * self.size
+        with self._explained("a comparison"):
+            dist.all_gather_object(told, value, group=self.group)
+        return told
 
     def agree_on(self, values: Mapping[str, object]) -> None:
-        told = self._tell({what: repr(value) for what, value in values.items()})
+        told = self.tell({what: repr(value) for what, value in values.items()})
         for what, first in told[0].items():
             for rank, theirs in enumerate(told):
                 if theirs.get(what) != first:
@@ -76,20 +74,13 @@ class GroupRanks(Ranks):
             yield
         except BaseException as error:
             with suppress(RuntimeError):  # our own error is the one to see
-                self._tell((type(error).__name__, str(error)))
+                self.tell((type(error).__name__, str(error)))
             raise
         nothing: tuple[str, str] | None = None
-        for rank, failure in enumerate(self._tell(nothing)):
+        for rank, failure in enumerate(self.tell(nothing)):
             if failure is not None:
                 kind, text = failure
                 raise SAME_ERRORS.get(kind, RuntimeError)(f"{what} failed on rank {rank}: {kind}: {text}")
-
-    def _tell(self, value: Value) -> list[Value]:
-        """The values of all ranks, in order; anything that can be pickled."""
-        told = [value] * self.size
-        with self._explained("a comparison"):
-            dist.all_gather_object(told, value, group=self.group)
-        return told
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
-from mfac.inverse_fisher import Ranks
+from mfac.inverse_fisher import Blocks, Ranks
 from mfac.pages import WIDE_PIECE
 from mfac.primal import Couple, PrimalBlocks
 from mfac.pruning.greedy import greedy_costs
-from mfac.static import BlockOptions, Blocks, build_blocks
+from mfac.static import BlockOptions, build_blocks
 from mfac.woodbury import scores, single_sums
 
 ALONE = Ranks()

@@ -55,8 +55,8 @@ class RowFisher:
         by_name = self.layout.unflatten(torch.arange(1, d + 1, device=self.layout.device)).items()
         places = {name: self.weights.layers[name].by_output(index) - 1 for name, index in by_name}
         self._index = {name: torch.where(index < 0, d, index) for name, index in places.items()}
-        self._samples = self.ranks.total(sum(map(num_samples, self.batches)))
-        self._num_batches = self.ranks.total(len(self.batches))
+        self._samples = sum(self.ranks.tell(sum(map(num_samples, self.batches))))
+        self._num_batches = sum(self.ranks.tell(len(self.batches)))
         with self.ranks.together("finding the layers"):
             self._by_layer = self._understood()
         self._mixed = {name for name in self._by_layer if self.prior and self._can_be_mixed(name)}
