@@ -93,13 +93,16 @@ def squares(
         return product[None], plain[None]
     L, weights, (m, d) = L.to(dtype), weights.to(dtype), X.shape
     of_product, of_X = (torch.empty(*r, d, dtype=torch.float64, device=X.device) for r in ((), (len(weights),)))
-    width = max(1, min(max(WHITEN_COLUMNS, WHITEN_NUMBERS // m), TILE // m))
+    width = max(1, min(d, max(WHITEN_COLUMNS, WHITEN_NUMBERS // m), TILE // m))
+    held, made = torch.empty(2, m * width, dtype=dtype, device=X.device)
     for left in range(0, d, width):
-        columns = slice(left, left + width)
-        tile = X[:, columns].to(dtype)
-        LX = (L[rows, : rows.stop] @ tile[: rows.stop] for rows in _row_blocks(m))
-        of_product[columns] = sum(part.square_().sum(0) for part in LX)
-        of_X[:, columns] = weights @ tile.square()
+        columns = slice(left, min(left + width, d))
+        tile = held[: m * (columns.stop - left)].view(m, -1).copy_(X[:, columns])
+        LX = made[: tile.numel()].view_as(tile)
+        for rows in _row_blocks(m):
+            torch.mm(L[rows, : rows.stop], tile[: rows.stop], out=LX[rows])
+        of_product[columns] = LX.square_().sum(0)
+        of_X[:, columns] = weights @ tile.square_()
     return of_product, of_X
 
 
