@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from mfac.gradient_file import GradientFile
 from mfac.gradients.batches import ALIGNMENT, Batch, cut, num_samples, passes, placed
 from mfac.gradients.gauss_newton import GaussNewtonLoss
-from mfac.gradients.labels import Noise
 from mfac.gradients.losses import LossFn, OutputFn, SampleFn, sampled_loss
 from mfac.gradients.model_state import evaluation, set_seed, with_own_random_state
 from mfac.gradients.per_sample import ChunkPlan, MappedGradients
@@ -249,7 +248,7 @@ class Collection:
             return batch
         set_seed(seeds[0], self.device)
         with torch.no_grad():
-            return self._draw(self.model, batch, Noise(seeds))
+            return self._draw(self.model, batch, seeds)
 
     def fill(self, chunk: Chunk, out: Float[Tensor, "c d"], zeroed: bool = False) -> None:
         """Writes the rows of a chunk into `out`, which may hold zeros already; NotFiniteError if one is not finite."""
