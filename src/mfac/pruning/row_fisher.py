@@ -21,8 +21,7 @@ from mfac.layout import ParameterLayout
 from mfac.pages import BLOCK_PIECE, BlockRun, Pages
 from mfac.primal import PrimalBlocks
 from mfac.pruning.curvature import PlacedBlocks
-from mfac.pruning.layers import LayerCall, Weight, uses_of
-from mfac.pruning.weights import MaskedWeights
+from mfac.pruning.weights import LayerCall, MaskedWeights, Weight, uses_of
 
 DAMPING = 1e-2  # of the mean diagonal of a weight
 PRIOR = 0.5  # of F is the Kronecker prior, if there is one
