@@ -158,7 +158,7 @@ def to_a_pruned_model():
     mfac.prune(model, loss_fn, batches, 0.5)
 
 
-WALKS = {"diagonal": (to_the_diagonal, 12), "step": (to_a_step, 14), "prune": (to_a_pruned_model, 22)}
+WALKS = {"diagonal": (to_the_diagonal, 12), "step": (to_a_step, 14), "prune": (to_a_pruned_model, 20)}
 
 
 def files_visited(call):

@@ -14,9 +14,9 @@ from experiments.baselines.woodfisher import WoodFisher
 from mfac.gradients.batches import Batch
 from mfac.gradients.losses import LossFn
 from mfac.layout import Masks
-from mfac.pruning.budget import Sparsity
 from mfac.pruning.options import PruningOptions
 from mfac.pruning.result import PruningResult
+from mfac.pruning.selection import Sparsity
 from mfac.pruning.step import Pruner
 
 PAPER: dict[str, Any] = {"num_grads": 64, "block_size": 128, "damping": 1e-5, "fisher": "empirical", "update": "joint",

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from mfac.gradients import accumulate_fisher, collect_gradients, criterion_loss, model_loss
 from mfac.gradients.gauss_newton import GaussNewtonLoss, has_output, output_seed, random_signs
-from mfac.gradients.labels import Noise
 
 CLASS_WEIGHTS = torch.tensor([0.5, 2.0, 1.0], dtype=torch.float64)
 CLASSES, SHARES = torch.tensor([2, 0, -100]), torch.tensor([[0.2, 0.3, 0.5], [1, 0, 0], [0.5, 0, 1]]).double()
@@ -128,7 +127,7 @@ def test_language_models_by_token(kind):
 @pytest.mark.parametrize("kind", ["causal", "tagging"])
 def test_labels_of_tokens_are_drawn_where_they_are_predicted(kind):
     model, batch = language_model(kind, 1)
-    drawn = model_loss.draw_labels(model, {key: x.repeat(4000, 1) for key, x in batch.items()}, Noise(range(4000)))
+    drawn = model_loss.draw_labels(model, {key: x.repeat(4000, 1) for key, x in batch.items()}, range(4000))
     assert drawn["labels"].shape == (4000, 5)
     assert (drawn["labels"][:, 3] == -100).all()
     with torch.no_grad():
@@ -155,7 +154,7 @@ def test_one_backward_pass_and_hooks_give_the_rows_of_all_samples():
     """The pruner's way: the seeded loss of a batch, whose signs differ from sample to sample."""
     case = mlp(8)
     loss = GaussNewtonLoss(criterion_loss(nn.CrossEntropyLoss(reduction="sum")))
-    pair = loss.draw(case.model, case.batch, Noise([3]))
+    pair = loss.draw(case.model, case.batch, [3])
     z = case.model(case.batch[0])
     v = output_seed(nn.CrossEntropyLoss(reduction="sum"), z, case.batch[1], random_signs(pair[1][0], z))
     assert torch.autograd.grad(loss(case.model, pair), case.model[2].bias)[0].allclose(v.sum(0))
@@ -182,7 +181,7 @@ def test_hugging_face_regression_and_several_labels(fisher):
         batch = dict(case.batch) | {"labels": labels}
         rows = collect_gradients(case.model, model_loss, [batch], 4, per_sample=True, fisher=fisher)
         assert rows.abs().sum() > 0
-    drawn = model_loss.draw_labels(case.model, batch, Noise([0]))["labels"]
+    drawn = model_loss.draw_labels(case.model, batch, [0])["labels"]
     assert set(drawn.flatten().tolist()) <= {0.0, 1.0}
 
 

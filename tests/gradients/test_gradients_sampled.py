@@ -7,8 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from mfac.gradients import collect_gradients
-from mfac.gradients.labels import Noise, draw_targets
-from mfac.gradients.losses import criterion_loss, model_loss
+from mfac.gradients.losses import criterion_loss, draw_targets, drawn_by_seed, model_loss
 
 
 def true_fisher(model, x):
@@ -70,7 +69,7 @@ def test_a_sample_fn_is_given_chunks():
 
 def test_numbers_from_one_seed_after_the_other_are_independent():
     """The first of each generator: uniform, and none tells anything about the next."""
-    u = Noise(range(100_000)).uniform(torch.zeros(100_000))
+    u = drawn_by_seed(torch.rand, torch.zeros(100_000, dtype=torch.float64), range(100_000))
     counts = torch.histc(u, 50, 0, 1)
     assert ((counts - 2000) ** 2 / 2000).sum() < 86  # chi squared of 49 degrees: 0.1 % are above
     assert abs(torch.corrcoef(torch.stack([u[:-1], u[1:]]))[0, 1]) < 0.012
@@ -83,8 +82,8 @@ def test_several_labels_a_sample(is_flat):
     if is_flat:
         logits, targets = logits.transpose(1, 2).flatten(0, 1), targets.flatten()
     third = slice(10, 15) if is_flat else slice(2, 3)
-    together = draw_targets(nn.CrossEntropyLoss(), logits, targets, Noise([3, 4, 5, 6]))
-    alone = draw_targets(nn.CrossEntropyLoss(), logits[third], targets[third], Noise([5]))
+    together = draw_targets(nn.CrossEntropyLoss(), logits, targets, [3, 4, 5, 6])
+    alone = draw_targets(nn.CrossEntropyLoss(), logits[third], targets[third], [5])
     assert torch.equal(alone, together[third])
 
 
@@ -112,7 +111,7 @@ def test_criteria_that_tell_how_labels_are_distributed(criterion):
 def test_ignored_targets_stay_ignored():
     logits, targets = torch.randn(5, 3, 4), torch.randint(3, (5, 4))
     targets[:, 0] = -100
-    _, drawn = criterion_loss(nn.CrossEntropyLoss()).draw_labels(nn.Identity(), (logits, targets), Noise([0]))
+    _, drawn = criterion_loss(nn.CrossEntropyLoss()).draw_labels(nn.Identity(), (logits, targets), [0])
     assert (drawn[:, 0] == -100).all()
     assert (drawn[:, 1:] >= 0).all()
 

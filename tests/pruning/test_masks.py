@@ -13,8 +13,8 @@ from torch.ao.pruning import FakeSparsity, WeightNormSparsifier
 from torch.nn.utils import prune
 
 import mfac
+from mfac.pruning import sparsity_report
 from mfac.pruning.masks import apply_masks, load_masks, masks_from_zeros, save_masks, to_torch_ao, to_torch_prune
-from mfac.pruning.sparsity_report import sparsity_report
 
 
 def test_saved_and_loaded(tmp_path):

@@ -10,7 +10,7 @@ from states import state_of
 from torch.utils.data import DataLoader, TensorDataset
 
 from mfac.pruning import prune
-from mfac.pruning.budget import Pool, step_pools
+from mfac.pruning.selection import Pool, step_pools
 
 MLP_WEIGHTS = 5 * 7 + 7 * 3
 COUNTED = sorted(set(CASES) - {"unused_parameter", "normalised"})

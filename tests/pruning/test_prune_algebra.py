@@ -8,8 +8,7 @@ from pruning_cases import DAMPING, SIZES, blocks_of, dense_joint, dense_obs, den
 
 import mfac
 from mfac import pages, primal
-from mfac.pruning.curvature import FisherCurvature
-from mfac.pruning.greedy import greedy_costs
+from mfac.pruning.curvature import FisherCurvature, greedy_costs
 
 CPU = torch.device("cpu")
 

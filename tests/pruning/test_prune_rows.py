@@ -14,8 +14,8 @@ from transformers.pytorch_utils import Conv1D
 import mfac
 from mfac.pruning import layer_sums
 from mfac.pruning.layer_sums import PRIOR
-from mfac.pruning.layers import Weight
 from mfac.pruning.row_fisher import COPIES, DAMPING, RowFisher
+from mfac.pruning.weights import Weight
 
 LOSS = mfac.criterion_loss(nn.CrossEntropyLoss())
 

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from mfac.gradient_file import GradientFile
 from mfac.gradients.batches import ALIGNMENT, Batch, cut, num_samples, passes, placed
 from mfac.gradients.gauss_newton import GaussNewtonLoss
-from mfac.gradients.labels import Noise
 from mfac.gradients.losses import LossFn, OutputFn, SampleFn, sampled_loss
 from mfac.gradients.model_state import evaluation, set_seed, with_own_random_state
 from mfac.gradients.per_sample import ChunkPlan, MappedGradients
@@ -28,7 +27,6 @@ from mfac.memory import available_memory, check_count, gib, is_count
 
 Fisher = Literal["empirical", "sampled", "gauss-newton"]
 Method = Literal["auto", "vmap", "loop"]
-UNCHECKED_CHUNKS = 8  # are filled before one looks whether they are finite, which waits for an accelerator
 
 
 def collect_gradients(
@@ -113,7 +111,6 @@ def collect_rows(
     with evaluation(collection.model, collection.layout.tensors):
         for chunk in collection.chunks(collection.stream(batches)):
             collection.fill(chunk, grads[chunk.row : chunk.row + chunk.count], zeroed=True)
-        collection.check()
     return grads
 
 
@@ -174,7 +171,6 @@ class Collection:
             ready = f"mfac.criterion_loss({type(self.loss_fn).__name__}()) for batches (inputs, targets)"
             raise ValueError(f"loss_fn is called as loss_fn(model, batch), unlike the losses of torch.nn; pass {ready}")
         self.loss, self._draw, self.device = self.loss_fn, None, self.layout.device
-        self._unchecked: list[tuple[Chunk, Tensor, Tensor, Tensor]] = []
         if self.fisher == "sampled":
             self.loss, self._draw = sampled_loss(self.loss_fn, self.sample_fn, self.output_fn)
         elif self.sample_fn is not None or (self.output_fn is not None and self.fisher == "empirical"):
@@ -194,8 +190,7 @@ class Collection:
 
     def stream(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """The batches one by one; what an iterable draws at random is not disturbed by the seeds of the rows."""
-        stream = passes(batches, self.cycle)
-        return stream if isinstance(batches, list | tuple) else with_own_random_state(stream, self.device)
+        return with_own_random_state(passes(batches, self.cycle), self.device)
 
     def chunks(self, stream: Iterable[Batch], done: int = 0, piece: int = sys.maxsize) -> Generator[Chunk, None, None]:
         """What makes the rows from `done` on, in chunks none of which straddles two pieces of `piece` rows.
@@ -239,14 +234,12 @@ class Collection:
         filled = 0
         for chunk in self.chunks(stream, piece=most if exact else sys.maxsize):
             if filled and filled + chunk.count > len(rows):
-                self.check()
                 yield rows[:filled]
                 filled = 0
             if chunk.count > len(rows):
                 rows = rows.new_empty(chunk.count, rows.shape[1])
             self.fill(chunk, rows[filled : filled + chunk.count])
             filled += chunk.count
-        self.check()
         yield rows[:filled]
 
     def drawn(self, batch: Batch, seeds: Sequence[int]) -> Batch:
@@ -255,10 +248,10 @@ class Collection:
             return batch
         set_seed(seeds[0], self.device)
         with torch.no_grad():
-            return self._draw(self.model, batch, Noise(seeds))
+            return self._draw(self.model, batch, seeds)
 
     def fill(self, chunk: Chunk, out: Float[Tensor, "c d"], zeroed: bool = False) -> None:
-        """Writes the rows of a chunk into `out`, which may hold zeros already, for `check` to look at."""
+        """Writes the rows of a chunk into `out`, which may hold zeros already; NotFiniteError if one is not finite."""
         batch = self.drawn(chunk.batch, [self._seed(chunk.row + position) + 1 for position in range(chunk.count)])
         filled, refused = None, None
         if self.per_sample:
@@ -272,23 +265,13 @@ class Collection:
             filled = self._loop(singles if self.per_sample else [batch], chunk.row, out)
         if refused is not None:  # and not the loss function's own fault, which the loop would have raised
             self.mapped.refuse(refused)
-        self._unchecked.append((chunk, out, *filled))
-        if len(self._unchecked) == UNCHECKED_CHUNKS:
-            self.check()
-
-    def check(self) -> None:
-        """Looks at the chunks filled since the last check; needed before their rows are used or overwritten."""
-        unchecked, self._unchecked = self._unchecked, []
-        if not unchecked:
-            return
-        probes = torch.stack([probe.to(self.device, torch.float32) for *_, probe in unchecked]).tolist()
-        for (chunk, rows, losses, _), probe in zip(unchecked, probes, strict=True):
-            if not math.isfinite(probe):
-                _check_finite(chunk, losses.tolist(), rows)
+        losses, probe = filled
+        if not math.isfinite(float(probe)):
+            _check_finite(chunk, losses.tolist(), out)
 
     def _loop(self, batches: Iterable[Batch], row: int, out: Tensor) -> tuple[Tensor, Tensor]:
         """One row per batch: the losses, and a sum of losses and rows, which is finite only if all of them are."""
-        losses, sums = [], []
+        losses = []
         for position, (batch, into) in enumerate(zip(batches, out.unbind(), strict=True)):
             set_seed(self._seed(row + position), self.device)
             loss = self._scalar_loss(self.model, batch)
@@ -297,8 +280,7 @@ class Collection:
                 raise ValueError(f"the loss does not depend on any trainable parameter; {calls}")
             self.layout.flatten(torch.autograd.grad(loss, self.layout.tensors, allow_unused=True), into)
             losses.append(loss.detach())
-            sums.append(into.sum(dtype=torch.float32 if into.dtype.itemsize < 4 else None))
-        values, total = torch.stack(losses), torch.stack(sums).sum()
+        values, total = torch.stack(losses), out.sum(dtype=torch.float32 if out.dtype.itemsize < 4 else None)
         return values, total + values.sum().to(total.device)
 
     def _scalar_loss(self, model: nn.Module, batch: Batch) -> Float[Tensor, ""]:

@@ -6,6 +6,7 @@ its reduction and its weights. Labels decide only which outputs count, and how m
 
 import copy
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,8 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mfac.gradients.batches import Batch
-from mfac.gradients.labels import Noise, family
-from mfac.gradients.losses import LossFn, OutputFn, ready_loss
+from mfac.gradients.losses import LossFn, OutputFn, family, ready_loss
 from mfac.gradients.model_state import evaluation
 
 # splitmix64: the increment, and the factors as signed numbers.
@@ -33,12 +33,12 @@ class GaussNewtonLoss:
         self.ready = ready_loss(loss_fn, output_fn, "gauss-newton")
         self._reading: int | None = None
 
-    def draw(self, model: nn.Module, batch: Batch, noise: Noise) -> tuple[Batch, Int[Tensor, "rows"]]:
+    def draw(self, model: nn.Module, batch: Batch, seeds: Sequence[int]) -> tuple[Batch, Int[Tensor, "rows"]]:
         """(batch, one seed a row); the first batch also shows how the loss reads the model's outputs."""
         if self._reading is None:
             with torch.no_grad():
                 self._reading = self.ready.reading(model, batch)
-        return batch, torch.tensor(noise.seeds)
+        return batch, torch.tensor(seeds)
 
     def __call__(self, model: nn.Module, pair: tuple[Batch, Int[Tensor, "1"]]) -> Float[Tensor, ""]:
         batch, seeds = pair
@@ -50,7 +50,7 @@ def has_output(loss_fn: LossFn, output_fn: OutputFn | None, model: nn.Module, ba
     """Whether Gauss-Newton rows can be had: whether the output and the Hessian of the loss are known for this batch."""
     try:
         with evaluation(model):
-            GaussNewtonLoss(loss_fn, output_fn).draw(model, batch, Noise([0]))
+            GaussNewtonLoss(loss_fn, output_fn).draw(model, batch, [0])
     except ValueError:
         return False
     return True

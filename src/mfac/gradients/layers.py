@@ -18,7 +18,6 @@ from torch.nn import functional as F
 from torch.nn import grad as conv_grad
 from torch.overrides import TorchFunctionMode
 
-CACHED = 1 << 18  # numbers of weight gradients that are formed at a time on a CPU
 BACKWARD = "the loss function calls backward or grad itself"
 REFUSED = {
     torch.autograd.grad: BACKWARD,
@@ -31,31 +30,27 @@ REFUSED = {
 class RowWriter:
     """The rows of c samples, which hold zeros: the first gradient of a parameter (an id) is copied, others are added.
 
-    With an `index`, the row of sample s is rows[index[s]].
     `bound` is at least as large as any number in the rows: finite if they are, and much cheaper than reading them.
     """
 
-    def __init__(self, rows: Float[Tensor, "n d"], slots: dict[int, slice], index: Int[Tensor, "c"] | None = None):
-        self.rows, self.slots, self.index = rows, slots, index
-        self.count = len(rows if index is None else index)
+    def __init__(self, rows: Float[Tensor, "c d"], slots: dict[int, slice]):
+        self.rows, self.slots = rows, slots
         self.bound = torch.zeros((), device=rows.device)
         self._written: set[int] = set()
 
     def add(self, parameter: int, value: Float[Tensor, "c ..."]) -> None:
         self.bound += _largest(value)
-        self._put(parameter, value, self._is_first(parameter))
+        place, is_first = self._place(parameter)
+        (place.copy_ if is_first else place.add_)(value.reshape(place.shape))
 
     def add_linear(self, parameter: int, x: Float[Tensor, "c t i"], dy: Float[Tensor, "c t o"]) -> None:
-        """Adds dyᵀx for each sample, a few samples at a time on a CPU so that products stay in the cache."""
-        self.bound += _largest(dy) * _largest(x) * x.shape[1]
-        first, c = self._is_first(parameter), len(x)
-        if first and x.shape[1] == 1 and self.index is None and x.device.type == "cpu":  # each number is written once
-            torch.mul(dy.mT, x.to(dy.dtype), out=self.rows[:, self.slots[parameter]].unflatten(1, (dy.shape[2], -1)))
+        """Adds dyᵀx for each sample, straight into the rows: the product is as large as they are."""
+        if dy.dtype != self.rows.dtype:  # as under autocast
+            self.add(parameter, torch.bmm(dy.mT, x.to(dy.dtype)))
             return
-        count = max(1, CACHED // (dy.shape[2] * x.shape[2])) if x.device.type == "cpu" else c
-        for start in range(0, c, count):
-            left, right = dy[start : start + count].mT, x[start : start + count].to(dy.dtype)
-            self._put(parameter, torch.bmm(left, right), first, start)
+        self.bound += _largest(dy) * _largest(x) * x.shape[1]
+        place, is_first = self._place(parameter)
+        place.unflatten(1, (dy.shape[2], -1)).baddbmm_(dy.mT, x.to(dy.dtype), beta=0 if is_first else 1)
 
     def add_embedding(
         self, parameter: int, lines: Int[Tensor, "c t"], dy: Float[Tensor, "c t e"], padding: int | None
@@ -64,30 +59,18 @@ class RowWriter:
         if padding is not None:
             dy = dy.masked_fill((lines == padding).unsqueeze(2), 0)
         self.bound += _largest(dy) * lines.shape[1]
-        self._written.add(parameter)
-        slot = self.slots[parameter]
-        places = range(self.count) if self.index is None else self.index.tolist()
-        for place, at, value in zip(places, lines.unbind(), dy.unbind(), strict=True):
-            row = self.rows[place, slot]
-            table = row.view(-1, dy.shape[2])
-            if row.device.type == "cpu":
-                table.index_add_(0, at, value.to(row.dtype))
+        tables = self._place(parameter)[0].unflatten(1, (-1, dy.shape[2]))
+        for table, at, value in zip(tables, lines, dy.to(tables.dtype), strict=True):
+            if table.device.type == "cpu":
+                table.index_add_(0, at, value)
             else:  # sorts there, where index_add_ does not keep the order
-                table.index_put_((at,), value.to(row.dtype), accumulate=True)
+                table.index_put_((at,), value, accumulate=True)
 
-    def _is_first(self, parameter: int) -> bool:
-        first = parameter not in self._written
+    def _place(self, parameter: int) -> tuple[Float[Tensor, "c n"], bool]:
+        """Where the parameter lies in the rows, and whether nothing has been written there yet."""
+        is_first = parameter not in self._written
         self._written.add(parameter)
-        return first
-
-    def _put(self, parameter: int, value: Float[Tensor, "n ..."], first: bool, start: int = 0) -> None:
-        region, stop = self.rows[:, self.slots[parameter]], start + len(value)
-        if self.index is None:
-            place = region[start:stop]
-            (place.copy_ if first else place.add_)(value.reshape(place.shape))
-        else:
-            write = region.index_copy_ if first else region.index_add_
-            write(0, self.index[start:stop], value.reshape(len(value), -1).to(region.dtype))
+        return self.rows[:, self.slots[parameter]], is_first
 
 
 Write = Callable[..., None]

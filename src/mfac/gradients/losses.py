@@ -2,19 +2,20 @@
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mfac.gradients.batches import Batch
-from mfac.gradients.labels import Noise, draw_classes, draw_targets, family
 
+Family = Literal["softmax", "sigmoid", "squared error"]
 LossFn = Callable[[Any, Any], Tensor]
 SampleFn = Callable[[Any, Any], Any]
-Draw = Callable[[Any, Any, Noise], Any]
+Draw = Callable[[Any, Any, Sequence[int]], Any]
 OutputFn = Callable[[Any, Any], Tensor]
 Parts = tuple[Callable[..., Tensor], Tensor, Any]  # criterion, outputs, targets: the loss is f(z, y)
 
@@ -39,9 +40,9 @@ class CriterionLoss:
         inputs, targets = self._split(batch)
         return self.criterion, _call(model, inputs), targets
 
-    def draw_labels(self, model: nn.Module, batch: Batch, noise: Noise) -> Batch:
+    def draw_labels(self, model: nn.Module, batch: Batch, seeds: Sequence[int]) -> Batch:
         inputs = self._split(batch)[0]
-        drawn = draw_targets(*self.parts(model, batch), noise)
+        drawn = draw_targets(*self.parts(model, batch), seeds)
         return type(batch)((inputs, drawn)) if type(batch) in (list, tuple) else (inputs, drawn)
 
     def _split(self, batch: Batch) -> tuple[Any, Any]:
@@ -75,8 +76,8 @@ class ModelLoss:
         output = self._output(model, batch)
         return _readings(output, batch)[_closest_reading(output, batch)[0] if reading is None else reading]
 
-    def draw_labels(self, model: nn.Module, batch: Batch, noise: Noise) -> Batch:
-        drawn = draw_targets(*self.parts(model, batch), noise)
+    def draw_labels(self, model: nn.Module, batch: Batch, seeds: Sequence[int]) -> Batch:
+        drawn = draw_targets(*self.parts(model, batch), seeds)
         new: Any = batch.copy()
         labels = new["labels"]
         if drawn.numel() < labels.numel():  # shifted: the first label is never predicted
@@ -127,8 +128,8 @@ class OutputLoss:
             raise ValueError(f"output_fn must return logits [samples, ..., classes], it returned {found}")
         return F.cross_entropy, logits.movedim(-1, 1), None
 
-    def draw_labels(self, model: nn.Module, batch: Batch, noise: Noise) -> tuple[Batch, Tensor]:
-        return batch, draw_classes(self.parts(model, batch)[1], noise)
+    def draw_labels(self, model: nn.Module, batch: Batch, seeds: Sequence[int]) -> tuple[Batch, Tensor]:
+        return batch, draw_classes(self.parts(model, batch)[1], seeds)
 
 
 def ready_loss(loss_fn: LossFn, output_fn: OutputFn | None, fisher: str) -> CriterionLoss | ModelLoss | OutputLoss:
@@ -143,13 +144,56 @@ def ready_loss(loss_fn: LossFn, output_fn: OutputFn | None, fisher: str) -> Crit
 
 
 def sampled_loss(loss_fn: LossFn, sample_fn: SampleFn | None, output_fn: OutputFn | None) -> tuple[LossFn, Draw]:
-    """(loss_fn, draw), where draw(model, batch, noise) returns the batch for loss_fn, with drawn labels in it."""
+    """(loss_fn, draw), where draw(model, batch, seeds) returns the batch for loss_fn, with drawn labels in it."""
     if sample_fn is not None and output_fn is not None:
         raise ValueError("sample_fn and output_fn do the same in two ways; pass one of them")
     if sample_fn is not None:
-        return loss_fn, lambda model, batch, noise: sample_fn(model, batch)
+        return loss_fn, lambda model, batch, seeds: sample_fn(model, batch)
     ready = ready_loss(loss_fn, output_fn, "sampled")
     return ready, ready.draw_labels
+
+
+def drawn_by_seed(draw: Callable[..., Tensor], like: Float[Tensor, "n ..."], seeds: Sequence[int]) -> Tensor:
+    """Random numbers of the shape and dtype of `like`, in as many equal parts as there are seeds, each from its own."""
+    seeds = seeds if len(like) % len(seeds) == 0 else seeds[:1]  # parts that cannot be told apart
+    shape = (len(like) // len(seeds), *like.shape[1:])
+    parts = [draw(shape, generator=torch.Generator().manual_seed(seed), dtype=like.dtype) for seed in seeds]
+    return torch.cat(parts).to(like.device)
+
+
+def draw_classes(logits: Float[Tensor, "n classes ..."], seeds: Sequence[int]) -> Int[Tensor, "n ..."]:
+    """One class from the softmax over dimension 1: the first up to which the probabilities add up to more than u."""
+    sums = logits.detach().double().movedim(1, -1).softmax(-1).cumsum(-1)
+    u = drawn_by_seed(torch.rand, sums[..., 0], seeds) * sums[..., -1]
+    return torch.searchsorted(sums, u.unsqueeze(-1), right=True).squeeze(-1).clamp_max(sums.shape[-1] - 1)
+
+
+def family(criterion: Any, fisher: str) -> Family:
+    """The distribution whose negative log-likelihood the criterion is; ValueError if none is known."""
+    if isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss) or criterion in (F.cross_entropy, F.nll_loss):
+        return "softmax"  # the softmax of log-probabilities is the probabilities
+    if isinstance(criterion, nn.BCEWithLogitsLoss) or criterion is F.binary_cross_entropy_with_logits:
+        return "sigmoid"
+    if isinstance(criterion, nn.MSELoss) or criterion is F.mse_loss:
+        return "squared error"
+    name = getattr(criterion, "__name__", type(criterion).__name__)
+    known = "cross-entropy, NLL, binary cross-entropy with logits and squared error"
+    way = "sample_fn(model, batch) -> labelled batch" if fisher == "sampled" else "output_fn(model, batch) -> logits"
+    raise ValueError(f'fisher="{fisher}" knows {known}, not {name}; pass {way}')
+
+
+def draw_targets(criterion: Any, output: Tensor, targets: Tensor, seeds: Sequence[int]) -> Tensor:
+    """Targets from the distribution of the criterion's family."""
+    kind = family(criterion, "sampled")
+    if kind == "sigmoid":
+        return (drawn_by_seed(torch.rand, output.double(), seeds) < output.detach().sigmoid()).to(targets.dtype)
+    if kind == "squared error":
+        # (y - z)² is the negative log-likelihood of a normal distribution of variance 1/2.
+        return output.detach() + drawn_by_seed(torch.randn, output, seeds) * 0.5**0.5
+    drawn = draw_classes(output, seeds)
+    if targets.is_floating_point():
+        return drawn
+    return torch.where(targets == getattr(criterion, "ignore_index", -100), targets, drawn.to(targets.dtype))
 
 
 def _readings(output: Any, batch: Batch) -> list[Parts]:

@@ -113,33 +113,34 @@ class MappedGradients:
         available = available_memory(self.layout.device)
         return STAGING_BYTES if available is None else max(1, min(STAGING_BYTES, available // 4))
 
-    def _fill(self, batch: Batch, rows: Tensor, index: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def _fill(self, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Writes the gradient of sample i into rows[i]; the losses, and a bound on the numbers in the rows."""
         if self._obstacle is not None:
             raise RuntimeError(self._obstacle)
         while True:
-            writer = RowWriter(rows, self._slots, index)
+            writer = RowWriter(rows, self._slots)
             try:
                 losses, missed = self._attempt(batch, writer)
             except BranchError as branches:
-                return self._fill_apart(batch, writer, branches.taken)
+                return self._fill_apart(batch, rows, branches.taken)
             if not missed:
                 return losses, writer.bound
             self._repeated |= missed
 
-    def _fill_apart(self, batch: Batch, writer: RowWriter, taken: Tensor) -> tuple[Tensor, Tensor]:
+    def _fill_apart(self, batch: Batch, rows: Tensor, taken: Tensor) -> tuple[Tensor, Tensor]:
         """The samples that take a branch, and those that do not, as chunks of their own."""
-        losses, bound = writer.rows.new_empty(len(taken)), torch.zeros_like(writer.bound)
+        losses, bound = rows.new_empty(len(taken)), torch.zeros((), device=rows.device)
         for part in (taken.nonzero().squeeze(1), (~taken).nonzero().squeeze(1)):
             samples = with_sample_tensors(batch, [tensor.index_select(0, part) for tensor in sample_tensors(batch)])
-            values, largest = self._fill(samples, writer.rows, part if writer.index is None else writer.index[part])
-            losses[part] = values.to(losses.dtype)
+            own = rows.new_zeros(len(part), rows.shape[1])
+            values, largest = self._fill(samples, own)
+            rows[part], losses[part] = own, values.to(losses.dtype)
             bound += largest
         return losses, bound
 
     def _attempt(self, batch: Batch, writer: RowWriter) -> tuple[Tensor, set[int]]:
         """The losses, and the ids of the parameters that are also used in a way that is not caught."""
-        named, c = list(zip(self.layout.names, self.layout.tensors, strict=True)), writer.count
+        named, c = list(zip(self.layout.names, self.layout.tensors, strict=True)), len(writer.rows)
         caught = [p for _, p in named if id(p) not in self._repeated]
         repeated = {name: p for name, p in named if id(p) in self._repeated}
         copies = {f"model.{name}": p.detach().expand(c, *p.shape).requires_grad_() for name, p in repeated.items()}

@@ -57,7 +57,6 @@ def _append_missing(collection: Collection, batches: Iterable[Batch], path: Path
             known, good, failure = max(0, done - chunk.row), chunk.count, None
             try:
                 collection.fill(chunk, rows)
-                collection.check()
             except NotFiniteError as error:
                 good, failure = error.good, error
             if good > known:

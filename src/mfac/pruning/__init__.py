@@ -4,7 +4,16 @@ from mfac.pruning.batch_stream import BatchStream
 from mfac.pruning.compact_file import load_compact, save_compact
 from mfac.pruning.gradual import GradualPruner
 from mfac.pruning.mask_keeper import MaskKeeper, attach_masks
-from mfac.pruning.masks import apply_masks, load_masks, masks_from_zeros, save_masks, to_torch_ao, to_torch_prune
+from mfac.pruning.masks import (
+    SparsityReport,
+    apply_masks,
+    load_masks,
+    masks_from_zeros,
+    save_masks,
+    sparsity_report,
+    to_torch_ao,
+    to_torch_prune,
+)  # fmt: skip
 from mfac.pruning.options import PruningOptions
 from mfac.pruning.prune import prune
 from mfac.pruning.refit import refit
@@ -16,7 +25,6 @@ from mfac.pruning.schedules import (
     polynomial_schedule,
     resnet50_schedule,
 )  # fmt: skip
-from mfac.pruning.sparsity_report import SparsityReport, sparsity_report
 from mfac.pruning.step import Pruner
 
 __all__ = [

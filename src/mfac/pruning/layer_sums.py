@@ -14,7 +14,7 @@ from mfac.inverse_fisher import Ranks
 from mfac.pages import BLOCK_PIECE, WIDE_PIECE, BlockRun, Pages
 from mfac.primal import PrimalBlocks
 from mfac.pruning.curvature import PlacedBlocks
-from mfac.pruning.layers import LayerCall, Weight
+from mfac.pruning.weights import LayerCall, Weight
 
 PRIOR = 0.5  # of F is the Kronecker prior, if there is one
 CLUSTERS = 512  # of tokens in a layer are enough

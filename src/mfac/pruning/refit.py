@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mfac.gradients.batches import Batch, move
-from mfac.gradients.labels import family
-from mfac.gradients.losses import LossFn, OutputFn, ready_loss
+from mfac.gradients.losses import LossFn, OutputFn, family, ready_loss
 from mfac.gradients.model_state import evaluation
 from mfac.memory import check_count
 from mfac.pruning.batch_norm import BatchNorm, recalibrate

@@ -18,8 +18,7 @@ from mfac.inverse_fisher import Ranks
 from mfac.layout import ParameterLayout
 from mfac.pruning.curvature import PlacedBlocks
 from mfac.pruning.layer_sums import Known, Part, Prior, TokenSums
-from mfac.pruning.layers import LayerCall, Weight, uses_of
-from mfac.pruning.weights import MaskedWeights
+from mfac.pruning.weights import LayerCall, MaskedWeights, Weight, uses_of
 
 DAMPING = 1e-2  # of the mean diagonal of a weight
 LARGEST = 1 << 29  # bytes of a layer's blocks that a prior joins
@@ -34,8 +33,9 @@ class RowFisher:
     """The Fisher matrix over the weights of each output, from the inputs and the output gradients of layers.
 
     Convolutions have a row for each sample, linear layers over tokens one for each token; weights that are used in
-    other ways have a row for each sample from the `collection`. Outputs are measured in groups that fit in `memory`
-    bytes, with a pass over the batches for each; with several ranks, sums are those of all of them.
+    other ways have a row for each sample from the `collection`. Outputs are taken in groups that fit in `memory` bytes,
+    with a pass over the batches for each; the sums over tokens serve all groups, as far as half of the memory is enough
+    for them. With several ranks, sums are those of all of them.
 
     `damping` is λ, or None: relative to each weight's mean diagonal. With a `prior`, the outputs of a layer are joined
     if their blocks fit in `memory` together.

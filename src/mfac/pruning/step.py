@@ -30,13 +30,12 @@ from mfac.layout import Masks, ParameterLayout
 from mfac.memory import available_memory, parse_bytes
 from mfac.pruning.batch_norm import BatchNorm, average_statistics, recalibrate
 from mfac.pruning.batch_stream import BatchStream, generator_state, set_generator_state
-from mfac.pruning.budget import Pool, Sparsity, least_kept, plan_steps
 from mfac.pruning.curvature import Curvature, FisherCurvature
 from mfac.pruning.options import PruningOptions
 from mfac.pruning.patterns import Slices, parse_pattern
 from mfac.pruning.result import PruningResult, StepRecord
 from mfac.pruning.row_fisher import DAMPING, RowFisher, num_samples
-from mfac.pruning.selection import Selection
+from mfac.pruning.selection import Pool, Selection, Sparsity, least_kept, plan_steps
 from mfac.pruning.weights import MaskedWeights, choose_targets
 
 STEP_SEEDS = 1 << 16  # between the seeds of two steps; more than the batches of any

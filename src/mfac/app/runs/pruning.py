@@ -17,10 +17,10 @@ from mfac.app.runs.training import OptimizerSettings, TrainingLoop, make_optimiz
 from mfac.app.tasks import Task
 from mfac.gradients.model_state import seeded
 from mfac.pruning import GradualPruner, Pruner, PruningOptions, StepRecord, geometric_schedule, polynomial_schedule
-from mfac.pruning.budget import check_sparsity
 from mfac.pruning.compact_file import save_compact
 from mfac.pruning.masks import save_masks
 from mfac.pruning.patterns import NOfM, parse_pattern
+from mfac.pruning.selection import check_sparsity
 from mfac.pruning.weights import choose_targets
 
 SCHEDULES = {"geometric": geometric_schedule, "polynomial": polynomial_schedule}
