@@ -20,15 +20,9 @@ RESIDUAL = 1e-2  # beside a test gradient, at which conjugate gradients end
 
 @torch.no_grad()
 def influence(
-    op: InverseFisher,
-    test_grads: Rows,
-    train_grads: Rows | None = None,
-    *,
-    leverage: bool = False,
-    num_samples: int | None = None,
-    hessian: Product | None = None,
-    steps: int = 32,
-) -> Float[Tensor, "tests train"]:
+    op: InverseFisher, test_grads: Rows, train_grads: Rows | None = None, *, leverage: bool = False,
+    num_samples: int | None = None, hessian: Product | None = None, steps: int = 32,
+) -> Float[Tensor, "tests train"]:  # fmt: skip
     """The change of each test loss if a training sample were left out: g_testᵀ F⁻¹ g_train / N, to first order.
 
     The unit is that of the loss. Positive: without the sample the test loss is higher, so the sample helps; negative:

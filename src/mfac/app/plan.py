@@ -106,7 +106,7 @@ def plan_pruning(
     model = task.model().to(device)
     layout = ParameterLayout(model, list(choose_targets(model, targets, ignore)))
     available, weights = available_memory(layout.device), {**_weights(model), "prunable": layout.dim}
-    disk, others = dict[str, int](), list[str]()
+    disk, others, seconds = dict[str, int](), list[str](), _gradient_seconds(task, model, layout, per_sample)
     if isinstance(block_size, str):
         needed = _by_output(task, model, layout, settings, parse_bytes(memory))
     else:
@@ -118,7 +118,6 @@ def plan_pruning(
         ways |= {f"block_size={size}": (size, on_disk) for size in (128, 32) if (block_size or layout.dim) > size}
         others = remedies(partial(pruning_memory, layout.sizes, layout.dtype), available, m, ways)
     count = recomputations * settings["num_grads"] * settings.get("passes", 1)
-    seconds = _gradient_seconds(task, model, layout, per_sample)
     return Plan("prune", task.name, settings, weights, needed, available, disk, count, seconds, others)
 
 

@@ -5,31 +5,38 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim.swa_utils import update_bn
 
 from mfac.gradients.batches import Batch, move
 
-BatchNorm = _BatchNorm
+
+def running_norms(model: nn.Module) -> list[_BatchNorm]:
+    """The batch-norm layers that have running statistics."""
+    return [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
 
 
+@torch.no_grad()
 def recalibrate(
     model: nn.Module, batches: Iterable[Batch], forward: Callable[[Batch], object] | None = None
 ) -> list[_BatchNorm]:
     """Running means and variances over one pass of `batches`: of forward(batch), all else in eval mode.
 
-    Without `forward`, by `torch.optim.swa_utils.update_bn`: each batch is a tensor, or begins with the input.
-    Returns the layers that were re-estimated.
+    Without `forward`, as by `torch.optim.swa_utils.update_bn`: all in training mode, and each batch is a tensor, or
+    begins with the input. Returns the layers that were re-estimated.
     """
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    norms, device = running_norms(model), next(model.parameters()).device
     if not norms:
         raise ValueError("bn_batches was given, and the model has no batch norm with running statistics; leave it out")
     flags = [(module, module.training) for module in model.modules()]
     momenta = [norm.momentum for norm in norms]
+    run = forward or (lambda batch: model(batch[0] if isinstance(batch, list | tuple) else batch))
     try:
-        if forward is None:
-            update_bn(batches, model, next(model.parameters()).device)
-        else:
-            _average_over(batches, forward, model.eval(), norms)
+        model.train(forward is None)
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # the mean over all batches
+            norm.train()
+        for batch in batches:
+            run(move(batch, device))
         counted = norms[0].num_batches_tracked
         if counted is not None and not int(counted):
             raise ValueError("bn_batches gave no batch; pass a list, or a loader that can start again after every step")
@@ -39,18 +46,6 @@ def recalibrate(
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
     return norms
-
-
-@torch.no_grad()
-def _average_over(
-    batches: Iterable[Batch], forward: Callable[[Batch], object], model: nn.Module, norms: list[_BatchNorm]
-) -> None:
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None  # the mean over all batches
-        norm.train()
-    for batch in batches:
-        forward(move(batch, next(model.parameters()).device))
 
 
 @torch.no_grad()

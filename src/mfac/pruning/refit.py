@@ -13,7 +13,7 @@ from mfac.gradients.batches import Batch, move
 from mfac.gradients.losses import LossFn, OutputFn, family, ready_loss
 from mfac.gradients.model_state import evaluation
 from mfac.memory import check_count
-from mfac.pruning.batch_norm import BatchNorm, recalibrate
+from mfac.pruning.batch_norm import recalibrate, running_norms
 from mfac.pruning.mask_keeper import attach_masks
 from mfac.pruning.weights import restored_on_error
 
@@ -56,7 +56,7 @@ def refit(
         raise ValueError("batches is empty; at least one batch is needed")
     if dense is model:
         raise ValueError("dense is the model itself; keep a copy.deepcopy of it from before pruning, and pass that")
-    norms = [m for m in model.modules() if isinstance(m, BatchNorm) and m.track_running_stats]
+    norms = running_norms(model)
     with restored_on_error([*model.parameters(), *model.buffers()]):
         with evaluation(dense), evaluation(model):
             for norm in norms:

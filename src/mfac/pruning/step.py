@@ -28,7 +28,7 @@ from mfac.gradients.to_file import collect_to_file
 from mfac.inverse_fisher import Ranks, ranks_of
 from mfac.layout import Masks, ParameterLayout
 from mfac.memory import available_memory, parse_bytes
-from mfac.pruning.batch_norm import BatchNorm, average_statistics, recalibrate
+from mfac.pruning.batch_norm import average_statistics, recalibrate, running_norms
 from mfac.pruning.batch_stream import BatchStream, generator_state, set_generator_state
 from mfac.pruning.curvature import Curvature, FisherCurvature
 from mfac.pruning.options import PruningOptions
@@ -221,8 +221,7 @@ class Pruner:
         asked = self.options.recalibrate
         if self.options.bn_batches is not None or not is_last or asked is False:
             return self.options.bn_batches
-        norms = (module for module in self.weights.model.modules() if isinstance(module, BatchNorm))
-        if asked == "auto" and not any(norm.track_running_stats for norm in norms):
+        if asked == "auto" and not running_norms(self.weights.model):
             return None
         return self.stream.peek(self.num_batches) if isinstance(asked, bool | str) else asked
 
