@@ -19,7 +19,7 @@ from mfac.app import demo
 from mfac.app.cli import main
 from mfac.app.cli.commands import LIBRARY, app
 from mfac.app.cli.display import ProgressDisplay
-from mfac.app.runs.format import read_run
+from mfac.app.runs.folder import read_run
 from mfac.pruning.options import PruningOptions
 
 ROOT = Path(__file__).parents[2]

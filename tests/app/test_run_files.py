@@ -12,8 +12,7 @@ from torch.nn import functional as F
 
 import mfac
 from mfac.app.report.page import write_page
-from mfac.app.runs.folder import load_checkpoint, now, open_run
-from mfac.app.runs.format import read_run
+from mfac.app.runs.folder import load_checkpoint, now, open_run, read_run
 from mfac.app.runs.run import run_task
 from mfac.app.runs.task_batches import measure
 

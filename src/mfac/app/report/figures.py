@@ -12,7 +12,7 @@ import numpy.typing as npt
 from markupsafe import Markup
 
 from mfac.app.report.record import SPARSITY, Quantity, Series, capital
-from mfac.app.runs.format import Record
+from mfac.app.runs.folder import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,8 +9,7 @@ from typing import Annotated, Any, ClassVar
 from torch import Tensor, nn
 
 from mfac.app.runs.environment import process_peak_bytes
-from mfac.app.runs.folder import DENSE, load_checkpoint, save_weights, writing
-from mfac.app.runs.format import Record, inside
+from mfac.app.runs.folder import DENSE, Record, inside, load_checkpoint, save_weights, writing
 from mfac.app.runs.run import Run, check_settings
 from mfac.app.runs.task_batches import TaskBatches, finite, measure
 from mfac.app.runs.training import OptimizerSettings, TrainingLoop, make_optimizer

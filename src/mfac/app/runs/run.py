@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from mfac.app.runs.environment import choose_device, environment
-from mfac.app.runs.folder import STATE, RunFolder, load_checkpoint, now, open_run, read_torch, writing
-from mfac.app.runs.format import Record, inside
+from mfac.app.runs.folder import STATE, Record, RunFolder, inside, load_checkpoint, now, open_run, read_torch, writing
 from mfac.app.tasks import Task
 from mfac.gradients.model_state import seeded
 

@@ -13,8 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mfac.app.runs.environment import process_peak_bytes
-from mfac.app.runs.folder import save_weights
-from mfac.app.runs.format import Record
+from mfac.app.runs.folder import Record, save_weights
 from mfac.app.runs.run import Run, build_model, check_settings
 from mfac.app.runs.task_batches import TaskBatches, epochs, finite, measure
 from mfac.app.tasks import Task
