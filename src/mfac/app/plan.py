@@ -1,7 +1,7 @@
 """`mfac plan`: the memory of a run and the number and time of its gradients, before anything large is allocated."""
 
 import inspect
-import time
+import timeit
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -211,16 +211,13 @@ def _weights(model: nn.Module) -> dict[str, int]:
 
 
 def _gradient_seconds(task: Task, model: nn.Module, layout: ParameterLayout, per_sample: bool = False) -> float:
-    """Seconds per row, from a few real ones."""
-    stream, best = passes(task.train_batches(), cycle=True), float("inf")
+    """Seconds per row, from a few real ones: the best of three times, of which the first is slower."""
+    stream = passes(task.train_batches(), cycle=True)
     batch = next(stream)
-    count = min(num_samples(batch, 0), 64) if per_sample else 3
-    for _ in range(3):  # the first is slower
-        start, taken = time.perf_counter(), [batch] if per_sample else stream
-        options: dict[str, Any] = {"params": list(layout.names), "per_sample": per_sample, "progress": False}
-        collect_gradients(model, task.scalar_loss, taken, count, **options)
-        best = min(best, (time.perf_counter() - start) / count)
-    return best
+    count, batches = (min(num_samples(batch, 0), 64), [batch]) if per_sample else (3, stream)
+    options: dict[str, Any] = {"params": list(layout.names), "per_sample": per_sample, "progress": False}
+    collect = partial(collect_gradients, model, task.scalar_loss, batches, count, **options)
+    return min(timeit.repeat(collect, number=1, repeat=3)) / count
 
 
 def duration(seconds: float) -> str:

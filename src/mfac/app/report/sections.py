@@ -111,19 +111,16 @@ def _by_sparsity(ident: str, quantity: Quantity, key: str, series: Sequence[Seri
 
 
 def _layer_tables(series: Sequence[Series]) -> list[Table]:
-    tables = []
+    shaded, tables = Markup('<i style="--share: {:.0f}%">{}</i>'), []
     for one in series:
         rows = []
         for layers in zip(*(cell["layers"] for cell in one.cells), strict=True):
             name, weights = layers[0]["name"], layers[0]["weights"]
-            rows.append([name, f"{weights:,}", *(_shaded(1 - layer["kept"] / weights) for layer in layers)])
+            shares = [1 - layer["kept"] / weights for layer in layers]
+            rows.append([name, f"{weights:,}", *(shaded.format(60 * s**4, SPARSITY.text(s)) for s in shares)])
         headings = ("layer", "weights", *(f"at {percent(cell['asked'])}" for cell in one.cells))
         tables.append(Table(one.label, headings, rows))
     return tables
-
-
-def _shaded(share: float) -> str:
-    return Markup('<i style="--share: {:.0f}%">{}</i>').format(60 * share**4, SPARSITY.text(share))
 
 
 def _step_tables(series: Sequence[Series]) -> list[Table]:

@@ -134,10 +134,6 @@ class RunFolder:
     path: Path
     record: Record
 
-    def has(self, **facts: Any) -> bool:
-        """Whether a cell with these entries is complete."""
-        return any(facts.items() <= cell.items() for cell in self.record["cells"])
-
     def put(self, **entries: Any) -> None:
         record = {**self.record, **entries}
         text = json.dumps(record, indent=1, allow_nan=False) + "\n"

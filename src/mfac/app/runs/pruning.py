@@ -67,11 +67,6 @@ class PruningSettings:
         options = {key: value for key, value in vars(self.options).items() if key not in OWN_OPTIONS}
         return {**own, "sparsities": self.asked, **options}
 
-    def optimizer(self, task: Task) -> OptimizerSettings:
-        if self.lr is None and task.optimizer is not None:
-            return OptimizerSettings("task")
-        return OptimizerSettings("sgd", FINE_TUNING_LR if self.lr is None else self.lr, self.momentum)
-
     def check(self, task: Task, model: nn.Module) -> None:
         check_settings(self, ("steps", "epochs"), method=self.methods, sparsity=self.asked)
         for method in self.methods:
@@ -127,7 +122,10 @@ def _one_shot(settings: PruningSettings, model: nn.Module, method: str, sparsity
 
 def _gradual(settings: PruningSettings, model: nn.Module, method: str, sparsity: float, run: Run) -> Record:
     task, batches = run.task, TaskBatches(run.task, run.device)
-    optimizer = make_optimizer(settings.optimizer(task), task, model)
+    chosen = OptimizerSettings("sgd", FINE_TUNING_LR if settings.lr is None else settings.lr, settings.momentum)
+    if settings.lr is None and task.optimizer is not None:
+        chosen = OptimizerSettings("task")
+    optimizer = make_optimizer(chosen, task, model)
     schedule = [sparsity]  # an N:M pattern has one sparsity, and one step
     if settings.fixed_sparsity is None:
         schedule = SCHEDULES[settings.schedule](0.0, sparsity, settings.steps)

@@ -56,10 +56,7 @@ def build_model(task: Task, device: torch.device, seed: int, checkpoint: str | N
 
 
 class Run:
-    """A run in its folder, cell by cell: one method at one sparsity, or one optimizer with one seed.
-
-    `name` is that of the present cell, and of its folder.
-    """
+    """A run in its folder, cell by cell (`name`): one method at one sparsity, or one optimizer with one seed."""
 
     def __init__(self, task: Task, folder: RunFolder, device: torch.device, watcher: Watcher, save_every: float):
         self.task, self.folder, self.device, self.watcher, self.name = task, folder, device, watcher, ""
@@ -69,7 +66,7 @@ class Run:
         """Completes a cell, unless it is complete; its entry in run.json is the facts and what `work` returns."""
         inside(self.folder.path, name).mkdir(exist_ok=True)
         self.name, self._last_save = name, time.monotonic()
-        if not self.folder.has(**facts):
+        if not any(facts.items() <= cell.items() for cell in self.folder.record["cells"]):
             with seeded(seed):
                 self.folder.add({**facts, **work(self)})
         self.file(STATE).unlink(missing_ok=True)
