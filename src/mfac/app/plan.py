@@ -36,22 +36,18 @@ SMALLER: tuple[Window, ...] = (torch.bfloat16, torch.int8, TopK())
 
 @dataclass(frozen=True)
 class Plan:
-    """Estimates for a run of a kind ("prune" or "train") with some settings.
+    """Estimates for a run with some settings."""
 
-    `memory` is {item: bytes} besides the model; `available` is None if unknown; `on_disk` describes rows in a file;
-    `gradients` is how many the run makes, `gradient_seconds` the time of each; `remedies` are settings that fit.
-    """
-
-    kind: str
+    kind: str  # "prune" or "train"
     name: str
     settings: dict[str, Any]
     weights: dict[str, int]
-    memory: dict[str, int]
-    available: int | None
-    on_disk: dict[str, int]
-    gradients: int
-    gradient_seconds: float
-    remedies: list[str]
+    memory: dict[str, int]  # {item: bytes} besides the model
+    available: int | None  # None: unknown
+    on_disk: dict[str, int]  # of rows in a file
+    gradients: int  # how many the run makes
+    gradient_seconds: float  # of each
+    remedies: list[str]  # settings that fit
 
     @property
     def fits(self) -> bool:

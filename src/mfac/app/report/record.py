@@ -56,14 +56,11 @@ def capital(text: str) -> str:
 
 @dataclass(frozen=True)
 class Series:
-    """The cells of one label in one run: one line in every plot.
-
-    A label has one colour on the whole page; `repeat` counts the runs before this one that have the same label.
-    """
+    """The cells of one label in one run: one line in every plot."""
 
     label: str
-    colour: int
-    repeat: int
+    colour: int  # of the label, on the whole page
+    repeat: int  # the number of runs before this one that have the same label
     run: Record
     cells: Sequence[Record]
 
@@ -86,8 +83,8 @@ def _completed_cell(cell: Record, run: Record) -> Record:
         pairs = enumerate(zip(cell["seconds"], cell["losses"], strict=True), 1)
         more = {key: cell["evaluations"][-1][key] for key in ("loss", "measure")}
         more |= {"training": [{"step": step, "second": second, "loss": loss} for step, (second, loss) in pairs]}
-        more |= {"asked": None, "time": cell["seconds_total"], "step_count": cell["steps"]}
-        more |= {"last_loss": cell["losses"][-1]}
+        more |= {"asked": None, "time": cell["seconds_total"]}
+        more |= {"step_count": cell["steps"], "last_loss": cell["losses"][-1]}
     found = {**cell, **more}
     return {**found, f"measure {run['task']['measure']}": found["measure"]}
 

@@ -199,7 +199,6 @@ def _cell_table(series: Sequence[Series]) -> list[Table]:
 
 
 def _links(one: Series, cell: Record) -> str:
-    """What each file holds, linked to it."""
     link, files = Markup('<a href="{}">{}</a>'), cell["files"].items()
     return Markup(", ").join(link.format(one.run["folder"] + quote(path), name) for name, path in files)
 

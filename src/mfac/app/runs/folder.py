@@ -136,9 +136,8 @@ class RunFolder:
 
     def put(self, **entries: Any) -> None:
         record = {**self.record, **entries}
-        text = json.dumps(record, indent=1, allow_nan=False) + "\n"
         with writing(inside(self.path, RUN)) as draft:
-            draft.write_text(text)
+            draft.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
         self.record = record  # only now: memory is never ahead of the disk
 
     def add(self, cell: Record) -> None:

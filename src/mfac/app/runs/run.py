@@ -78,20 +78,17 @@ class Run:
         """Restores these parts (they have `state_dict` and `load_state_dict`) if there is a state; `at` saves them."""
         self._parts = parts
         if (file := self.file(STATE)).exists():
-            self._restore(file)
+            try:
+                state = read_torch(file)
+                for name, part in parts.items():
+                    part.load_state_dict(state[name])
+            except Exception as error:
+                reason = "" if isinstance(error, ValueError) else f" ({type(error).__name__})"
+                problem = f"{file} is not the state of this cell, or damaged{reason}"
+                raise ValueError(f"{problem}; delete it, and the same command starts the cell over") from error
             self.watcher.say(f"{self.name}: resuming after {done():.3g} of {total} steps")
         self.watcher.begin(self.name, total)
         self.watcher.at(done())
-
-    def _restore(self, file: Path) -> None:
-        try:
-            state = read_torch(file)
-            for name, part in self._parts.items():
-                part.load_state_dict(state[name])
-        except Exception as error:
-            reason = "" if isinstance(error, ValueError) else f" ({type(error).__name__})"
-            problem = f"{file} is not the state of this cell, or damaged{reason}"
-            raise ValueError(f"{problem}; delete it, and the same command starts the cell over") from error
 
     def at(self, done: float, note: str, save: bool = False) -> None:
         """So many steps are done; the state is saved if the last save is long ago, or `save`."""

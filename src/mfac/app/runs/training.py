@@ -79,8 +79,7 @@ def make_optimizer(settings: OptimizerSettings, task: Task, model: nn.Module) ->
         if values["window"] not in WINDOWS:
             raise ValueError(f"window must be one of {', '.join(WINDOWS)}, not {values['window']!r}")
         values["window"] = WINDOWS[values["window"]]
-    made: Optimizer = kind(named, **values)
-    return made
+    return kind(named, **values)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ class Task:
     """A model and its data; docs/bring_your_own_model.md explains the functions.
 
     Random numbers (initial weights, the order of batches) come from the global random states, which a run seeds.
-    `source` is the file or module that the task was loaded from, "" for a built-in task.
     """
 
     name: str
@@ -40,7 +39,7 @@ class Task:
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None
     measure: str = "accuracy"
     higher_is_better: bool = True
-    source: str = ""
+    source: str = ""  # the file or module that the task was loaded from, "" for a built-in task
     pretrain: Callable[[nn.Module], None] | None = None
 
     def scalar_loss(self, model: nn.Module, batch: Any) -> Tensor:
