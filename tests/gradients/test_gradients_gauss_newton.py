@@ -104,6 +104,9 @@ def test_rows_do_not_depend_on_how_samples_are_taken(fisher, criterion, name, ot
     torch.testing.assert_close(collect_gradients(case.model, loss_fn, batches, 40, **options, **other), rows)
     other_seed = collect_gradients(case.model, loss_fn, batches, 40, seed=1, **options)
     assert not torch.allclose(other_seed, rows)
+    first, again, other = (collect_gradients(case.model, loss_fn, batches, 1, fisher=fisher, seed=n) for n in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
 
 
 def language_model(kind: str, n: int = 6):

@@ -126,6 +126,12 @@ def test_ordinary_rows_stay_in_float32_and_diagnostics_say_so():
     assert op.diagnostics()["products"] + op.diagnostics()["float64_blocks"] >= 1
 
 
+def test_repeated_large_gradients_are_refused_and_not_silently_wrong():
+    for block_size in (None, 4):
+        with pytest.raises(torch.linalg.LinAlgError, match=r"raise the damping"):
+            mfac.StaticInverseFisher(1e5 * torch.ones(8, 20), 1e-5, block_size=block_size) @ torch.randn(20)
+
+
 SCALES = [0.0, 1e-30, 1e-12, 1e-3, 1.0, 1e3, 1e12, 1e30, float("nan")]
 
 
