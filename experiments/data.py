@@ -9,10 +9,20 @@ from torch import Tensor, nn
 
 from experiments.datasets.folder import data_folder
 from experiments.datasets.images import CIFAR10, HALVES, IMAGENET, Normalisation, crop_and_flip, load_cifar10
+from mfac.gradients.model_state import evaluation
 
 __all__ = ["CIFAR10", "HALVES", "IMAGENET", "ImageBatches", "accuracy", "cifar10", "data_folder", "load_cifar10"]
 
 cifar10 = cache(load_cifar10)  # not to be written to
+
+
+@cache
+def digits() -> tuple[Tensor, Tensor]:
+    """scikit-learn's 1,797 images [n, 64] from 0 to 1, and their labels; not to be written to."""
+    from sklearn.datasets import load_digits
+
+    images, labels = (torch.from_numpy(part) for part in load_digits(return_X_y=True))
+    return images.float() / 16, labels.long()
 
 
 class ImageBatches:
@@ -50,13 +60,11 @@ def cifar_batches(size: int, normalisation: Normalisation, seed: int, augment: b
     return ImageBatches(*cifar10("train"), size, normalisation, seed=seed, augment=augment)
 
 
-@torch.no_grad()
 def accuracy(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
     """The fraction of samples classified correctly, in eval mode; the mode is restored."""
-    device, training = next(model.parameters()).device, model.training
-    model.eval()
-    hits = [model(inputs.to(device)).argmax(1) == labels.to(device) for inputs, labels in batches]
-    model.train(training)
+    device = next(model.parameters()).device
+    with evaluation(model), torch.no_grad():
+        hits = [model(inputs.to(device)).argmax(1) == labels.to(device) for inputs, labels in batches]
     return float(torch.cat(hits).double().mean())
 
 

@@ -55,13 +55,6 @@ def lines(path: Path, curves: dict[str, Curve], *, x: str, y: str, title: str, *
 def bars(path: Path, groups: dict[str, dict[str, float]], *, y: str, title: str, **properties: Any) -> Path:
     """{group: {label: height}} side by side, each bar with its number; `properties` are of the axes (yscale="log")."""
     figure, ((axis,),) = panels(size=(max(8, 1.6 * len(groups)), 4.8))
-    draw_bars(axis, groups)
-    axis.set(ylabel=y, title=title, **properties)
-    axis.legend(fontsize=8, ncols=4, loc="upper center")
-    return save(figure, path)
-
-
-def draw_bars(axis: Any, groups: dict[str, dict[str, float]]) -> None:
     axis.grid(False)
     labels = list(dict.fromkeys(label for group in groups.values() for label in group))
     width = 0.8 / max(1, len(labels))
@@ -73,3 +66,6 @@ def draw_bars(axis: Any, groups: dict[str, dict[str, float]]) -> None:
         axis.bar_label(drawn, fmt="%.3g", fontsize=7)
     axis.set_xticks(range(len(groups)), list(groups), fontsize=8)
     axis.margins(y=0.2)  # room for the legend above the bars
+    axis.set(ylabel=y, title=title, **properties)
+    axis.legend(fontsize=8, ncols=4, loc="upper center")
+    return save(figure, path)

@@ -100,14 +100,10 @@ def _two_four(method: str) -> dict[str, Any]:
     model = mfac_resnet20()
     settings = {"pattern": "2:4", "ignore": ["conv1.weight"], "num_grads": 64, "recomputations": 8}
     result, cell = pruned(model, None, method=method, **settings)
-    return {"accuracy": accuracy_on_test(model), "groups": _count_groups(model, result)} | cell
-
-
-def _count_groups(model: nn.Module, result: PruningResult) -> dict[int, int]:
-    """{nonzero weights: number of groups of four}."""
     weights = dict(model.named_parameters())
     kept = [weights[name].movedim(1, -1).reshape(-1, 4).count_nonzero(1) for name in result.targets]
-    return {int(k): int(n) for k, n in zip(*torch.cat(kept).unique(return_counts=True), strict=True)}
+    counts = zip(*torch.cat(kept).unique(return_counts=True), strict=True)  # of groups by nonzero weights
+    return {"accuracy": accuracy_on_test(model), "groups": {int(k): int(n) for k, n in counts}} | cell
 
 
 def accuracy_on_test(model: nn.Module, images: int = 10_000) -> float:

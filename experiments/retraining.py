@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vmap
 from torch.nn import functional as F
 
+from experiments import data
 from experiments.datasets.images import load_mnist
 
 TESTS, FLIPPED, CLASSES = 50, 0.1, 10
@@ -113,8 +113,8 @@ def hessian_product(task: Task, model: nn.Module) -> Callable[[Tensor], Tensor]:
 
 def digits(seed: int) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     """1,437 + 50 images of 8 x 8 pixels; another seed has other test images."""
-    images, labels = (torch.tensor(array) for array in load_digits(return_X_y=True))
-    images, held_out = images.float() / 16, torch.arange(len(labels)) % 5 == seed
+    images, labels = data.digits()
+    held_out = torch.arange(len(labels)) % 5 == seed
     return images[~held_out], labels[~held_out], (images[held_out][:TESTS], labels[held_out][:TESTS])
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from experiments.data import digits
 from experiments.datasets.folder import data_folder
 from experiments.ledger import Ledger
 from mfac import FullMatrixAdam
@@ -38,14 +39,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 VARIED = ("MLP", "CNN, batch norm", "LSTM", "regression", "autoencoder", "BERT")
 Loss = Callable[[nn.Module, Tensor], Tensor]  # of a model on the samples drawn with these numbers in [0, 1)
-
-
-@cache
-def digits() -> tuple[Tensor, Tensor]:
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    return torch.from_numpy(images).float() / 16, torch.from_numpy(labels).long()
 
 
 @cache

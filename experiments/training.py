@@ -47,33 +47,6 @@ def file_of(key: str) -> Path:
     return RUNS / f"{key}.pt".replace(" ", "_").replace(",", "")
 
 
-class Checkpoint:
-    """The states of some objects and a record in one file; without a path nothing is saved."""
-
-    def __init__(self, path: Path | None, **parts: Any):
-        self.path, self.parts = path, parts
-
-    def save(self, **record: Any) -> None:
-        if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            state = {name: part.state_dict() for name, part in self.parts.items()}
-            with replacing(self.path) as draft:
-                torch.save(state | {"record": record}, draft)
-
-    def load(self) -> dict[str, Any] | None:
-        """The record, after restoring the objects; None if nothing was saved."""
-        if self.path is None or not self.path.exists():
-            return None
-        state = torch.load(self.path, weights_only=True)
-        for name, part in self.parts.items():
-            part.load_state_dict(state[name])
-        return state["record"]
-
-    def remove(self) -> None:
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
-
-
 class Training:
     """Trains a model in place for `steps` steps, the learning rate times `factor(fraction of steps done)`.
 
@@ -90,7 +63,7 @@ class Training:
         self.device = next(model.parameters()).device
         self.test, self.test_every, self.loss_fn = test, test_every, loss_fn
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: factor(min(1.0, t / steps)))
-        self.checkpoint = Checkpoint(keep, model=model, optimizer=optimizer, scheduler=self.scheduler)
+        self.keep, self.parts = keep, {"model": model, "optimizer": optimizer, "scheduler": self.scheduler}
         self.losses, self.clock, self.tests = list[float](), list[float](), list[dict[str, float]]()
         self.note: Callable[[dict[str, Any]], None] | None = None  # gets the record whenever a checkpoint is saved
 
@@ -104,7 +77,8 @@ class Training:
                 if len(self.losses) == self.steps:
                     break
             self._save()
-        self.checkpoint.remove()
+        if self.keep is not None:
+            self.keep.unlink(missing_ok=True)
         return self._record(finished=True)
 
     def _step(self, batch: Any) -> bool:
@@ -138,18 +112,23 @@ class Training:
         return {"finished": finished, "losses": self.losses, "seconds": self.clock, "tests": self.tests}
 
     def _save(self) -> None:
-        generator = getattr(self.batches, "generator", None)
-        self.checkpoint.save(
-            losses=self.losses, clock=self.clock, tests=self.tests, random=torch.get_rng_state(),
-            order=None if generator is None else generator.get_state(),
-        )  # fmt: skip
+        if self.keep is not None:
+            self.keep.parent.mkdir(parents=True, exist_ok=True)
+            generator = getattr(self.batches, "generator", None)
+            record = {"losses": self.losses, "clock": self.clock, "tests": self.tests, "random": torch.get_rng_state(),
+                      "order": None if generator is None else generator.get_state()}  # fmt: skip
+            with replacing(self.keep) as draft:
+                torch.save({name: part.state_dict() for name, part in self.parts.items()} | {"record": record}, draft)
         if self.note is not None:
             self.note(self._record(finished=False) | {"partial": True})
 
     def _resume(self) -> None:
-        record = self.checkpoint.load()
-        if record is None:
+        if self.keep is None or not self.keep.exists():
             return
+        state = torch.load(self.keep, weights_only=True)
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])
+        record = state["record"]
         torch.set_rng_state(record.pop("random"))
         order = record.pop("order")
         if order is not None:

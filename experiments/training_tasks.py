@@ -33,10 +33,7 @@ class Task:
 
 
 def digits() -> Task:
-    from sklearn.datasets import load_digits
-
-    images, labels = (torch.from_numpy(part) for part in load_digits(return_X_y=True))
-    images, labels = images.float() / 16, labels.long()
+    images, labels = data.digits()
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
 
     def task(train: Tensor, held_out: Tensor) -> Task:

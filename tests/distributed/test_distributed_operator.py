@@ -122,16 +122,3 @@ def test_an_optimizer_on_devices_trains_as_on_one():
     fresh.model.load_state_dict(many.model.state_dict())
     fresh.optimizer.load_state_dict(many.optimizer.state_dict())
     torch.testing.assert_close(fresh.steps(range(12, 20)).weights(), one.steps(range(12, 20)).weights())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"device": "cpu", "devices": ["cpu"]}, r"give device='cpu' or devices=\[\.\.\.\], not both"),
-        ({"devices": []}, r"devices must be a list of at least one device, not \[\]"),
-        ({"devices": "cpu"}, "devices must be a list of at least one device, not 'cpu'"),
-    ],
-)
-def test_devices_that_are_no_list_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        DynamicInverseFisher(M, D, LAMBDA, **options)

@@ -10,26 +10,25 @@ from rank_pool import on_ranks
 
 import mfac
 from mfac.distributed.shares import column_shares
-from mfac.pages import block_runs
 
 M, D, TENSORS = 6, 50, (33, 17)
 DAMPING = 1e-3
 
 
-def vectors():
-    return torch.randn(D, 3, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+def vectors(d):
+    return torch.randn(D, 3, generator=torch.Generator().manual_seed(9), dtype=torch.float64)[:d]
 
 
 def shared(group, rows, block_size, options):
     """(diagonal, products, elements, quadratic forms, log-determinants) of this rank's piece, at two dampings."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    share = column_shares(TENSORS, size, block_size)[rank]
+    share = column_shares(TENSORS if rows.shape[1] == D else rows.shape[1:], size, block_size)[rank]
     sizes = None if block_size is None else share.sizes
     op = mfac.StaticInverseFisher(
         rows[:, share.columns].clone(), DAMPING, block_size=block_size, sizes=sizes, process_group=group, **options
     )
     assert op.shape == (len(share), len(share))
-    x = vectors()[share.columns].to(op.dtype)
+    x = vectors(rows.shape[1])[share.columns].to(op.dtype)
     i = torch.arange(len(share))
     found = []
     for damping in (DAMPING, 10 * DAMPING):
@@ -50,7 +49,7 @@ def check(results, rows, block_size, weights=None):
         inverse, logdet = alone(rows, block_size, damping, weights)
         answers = torch.float64 if rows.dtype == torch.float64 else torch.float32
         limit = oracle.tolerance(rows, damping, answers)
-        x = oracle.wide(vectors())
+        x = oracle.wide(vectors(rows.shape[1]))
         pieces = [found[number] for _, found in results]
         assert oracle.error(torch.cat([piece[0] for piece in pieces]), inverse.diagonal()) < limit
         products = torch.cat([piece[1] for piece in pieces])
@@ -76,6 +75,7 @@ CASES = {
     },
     **{f"overwritten, blocks of {b}": (3, EXACT, b, {"overwrite": True}) for b in (None, 15)},
     **{f"paged, blocks of {b}": (3, EXACT, b, {"page_size": 5}) for b in (None, 15)},
+    "fewer weights than ranks": (4, EXACT[:, :2], None, {}),
     "float32": (2, mixed(M, D), None, {}),
     "huge": (2, mixed(M, D, 1e2), None, {}),
     "bfloat16": (2, mixed(M, D, dtype=torch.bfloat16), None, {}),
@@ -94,21 +94,6 @@ def test_ranks_without_a_block(rank_pool):
     results = rank_pool.run(4, shared, EXACT, 40, {})
     assert sorted(len(share) for share, _ in results) == [0, 0, 17, 33]
     check(results, EXACT, 40)
-
-
-def narrow(group, rows):
-    share = column_shares([rows.shape[1]], dist.get_world_size(group))[dist.get_rank(group)]
-    op = mfac.StaticInverseFisher(rows[:, share.columns], DAMPING, process_group=group)
-    return op @ torch.ones(len(share), dtype=torch.float64), op.diagonal(), op.logdet()
-
-
-def test_fewer_weights_than_ranks_of_the_full_matrix(rank_pool):
-    rows = EXACT[:, :2]
-    results = rank_pool.run(4, narrow, rows)
-    inverse, logdet = oracle.inverse(oracle.fisher(rows, DAMPING))
-    assert oracle.error(torch.cat([product for product, _, _ in results]), inverse.sum(1)) < 1e-10
-    assert oracle.error(torch.cat([diagonal for _, diagonal, _ in results]), inverse.diagonal()) < 1e-10
-    assert float(results[3][2]) == pytest.approx(float(logdet))
 
 
 def not_a_number(rows):
@@ -201,14 +186,6 @@ def test_influence_is_that_of_one_process(rank_pool):
 # Columns divided among ranks.
 
 
-def blocks(sizes, block_size):
-    """Where blocks begin."""
-    starts = []
-    for run in block_runs(sum(sizes), block_size, sizes):
-        starts += range(run.start, run.stop, run.length)
-    return starts
-
-
 @pytest.mark.parametrize("count", [1, 3, 7])
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (40, 0, 3, 57), (5, 128, 700)])
 @pytest.mark.parametrize("block_size", [None, 7, 64])
@@ -221,10 +198,11 @@ def test_shares_follow_one_another_and_end_where_blocks_end(sizes, count, block_
     assert all(abs(len(share) - sum(sizes) / count) <= (block_size or 1) for share in shares)
     if block_size is None:
         return
-    assert {share.start for share in shares} <= {*blocks(sizes, block_size), sum(sizes)}
+    blocks = spans(sizes, block_size)
+    assert {share.start for share in shares} <= {*(start for start, _ in blocks), sum(sizes)}
     # The blocks that a rank lays over its own columns are those of the whole.
-    found = [share.start + start for share in shares for start in blocks(share.sizes, block_size)]
-    assert found == blocks(sizes, block_size)
+    pairs = [(share.start, span) for share in shares for span in spans(share.sizes, block_size)]
+    assert [(first + start, first + stop) for first, (start, stop) in pairs] == blocks
 
 
 @pytest.mark.parametrize(

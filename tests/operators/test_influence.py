@@ -6,7 +6,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from cases import OPERATORS, ROWS, mixed
+from cases import OPERATORS, ROWS, mixed, write
 from scipy.stats import multivariate_normal
 from torch import nn
 from torch.nn import functional as F
@@ -29,15 +29,9 @@ def regression(N, d, damping):
     return X, y, fit
 
 
-def as_file(rows, folder):
-    file = mfac.GradientFile.create(folder / "train.mfac", *rows.shape, dtype=rows.dtype)
-    file.append(rows)
-    return file
-
-
 SOURCES = {
     "memory": lambda rows, folder: rows,
-    "disk": as_file,
+    "disk": lambda rows, folder: write(rows, folder / "train.mfac"),
     "blocks": lambda rows, folder: rows.split(7),
     "streamed": lambda rows, folder: iter(rows),
 }

@@ -83,11 +83,7 @@ def test_gradients_that_are_not_finite_are_refused_by_row(where, bad, options):
         mfac.StaticInverseFisher(grads, 1e-2, **options)
 
 
-@pytest.mark.parametrize("block_size", [None, 8])
-def test_gradients_too_large_for_the_float32_that_was_asked_for_are_refused(block_size):
-    G = 1e20 * torch.ones(3, 16)
-    with pytest.raises(ValueError, match='too large to be squared in float32; use precision="auto"'):
-        mfac.StaticInverseFisher(G, 1.0, block_size=block_size, precision="float32")
+LARGE = 1e20 * torch.ones(3, 16)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +105,8 @@ def test_gradients_too_large_for_the_float32_that_was_asked_for_are_refused(bloc
         (mixed(12, 40), {"block_size": 8, "sizes": [60, -20]}, "add up to the 40 columns; one is -20"),
         (mixed(12, 40), {"page_size": 0}, "page_size must be a positive int, not 0"),
         (mixed(12, 40), {"precision": "half"}, "precision must be one of 'auto', 'float32', 'float64', not 'half'"),
+        (LARGE, {"precision": "float32"}, 'too large to be squared in float32; use precision="auto"'),
+        (LARGE, {"precision": "float32", "block_size": 8}, 'too large to be squared in float32; use precision="auto"'),
         (mixed(12, 40), {"row_weights": torch.ones(11)}, r"row_weights must be \[12\].*, not \[11\]"),
         (mixed(12, 40), {"row_weights": -torch.ones(12)}, "row_weights must be finite and not negative"),
     ],

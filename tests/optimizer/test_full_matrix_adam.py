@@ -183,22 +183,6 @@ def test_smaller_windows_follow_the_same_course(window):
     assert loss == pytest.approx(expected, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"betas": (0.9, 1.0)}, r"betas must be at least 0 and below 1, not \(0.9, 1.0\)"),
-        ({"power": -1.0}, r"power must be 0 or more"),
-        ({"length": float("inf")}, r"length must be 0 or more, and finite, not inf"),
-        ({"eps": -1e-8}, r"eps must be 0 or more"),
-        ({"damping": 0.0}, r"damping must be positive"),
-    ],
-    ids=str,
-)
-def test_arguments_out_of_their_range(options, words):
-    with pytest.raises(ValueError, match=words):
-        FullMatrixAdam(network().parameters(), **options)
-
-
 def test_what_belongs_to_the_window_is_one_for_all_groups():
     _, optimizer = trained(full_matrix, 2)
     with pytest.raises(ValueError, match="power: one for all groups"):

@@ -68,38 +68,25 @@ def test_a_parameter_twice_in_a_group_warns_and_counts_once(build):
     assert same(clone.state_dict(), optimizer.state_dict())
 
 
-def test_a_thawed_parameter_is_as_if_its_gradients_had_been_zero():
-    models = [network().double(), network().double()]
-    models[0][2].requires_grad_(False)
-    optimizers = [MFAC(model.parameters(), **SETTINGS, momentum=0.9) for model in models]
-    for step in range(12):
-        if step == 7:
-            models[0][2].requires_grad_(True)
-        for model, optimizer in zip(models, optimizers, strict=True):
-            optimizer.zero_grad()
-            loss_of(model, step).backward()
-            if step < 7 and model is models[1]:
-                model[2].weight.grad = model[2].bias.grad = None
-            optimizer.step()
-    torch.testing.assert_close(weights(models[0]), weights(models[1]), rtol=1e-10, atol=1e-12)
-
-
 @with_past_zeros
 @pytest.mark.parametrize("when", [3, 8])
-def test_a_group_added_in_mid_training_is_as_if_its_gradients_had_been_zero(build, when):
+@pytest.mark.parametrize("how", ["added", "thawed"])
+def test_parameters_that_come_in_mid_training_are_as_if_their_gradients_had_been_zero(build, when, how):
     late, early = network().double(), network().double()
-    optimizers = [build(late[0].parameters()), build([{"params": m.parameters()} for m in (early[0], early[2])])]
+    late[2].requires_grad_(how == "added")
+    first = late[0] if how == "added" else late
+    optimizers = [build(first.parameters()), build([{"params": m.parameters()} for m in (early[0], early[2])])]
     for step in range(12):
-        if step == when:
+        if step == when and how == "added":
             optimizers[0].add_param_group({"params": late[2].parameters()})
+        late[2].requires_grad_(how == "added" or step >= when)
         for model, optimizer in zip((late, early), optimizers, strict=True):
             model.zero_grad(set_to_none=True)
             loss_of(model, step).backward()
-            if step < when:
-                for parameter in model[2].parameters():
-                    parameter.grad.zero_()
+            for parameter in model[2].parameters() if step < when else ():
+                parameter.grad = torch.zeros_like(parameter) if how == "added" else None
             optimizer.step()
-    torch.testing.assert_close(weights(late), weights(early), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(weights(late), weights(early), rtol=1e-10, atol=1e-12)
 
 
 def test_an_added_group_has_its_own_options_and_a_refused_one_is_not_added():

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from optimizers import every_optimizer, loss_of, mask_of, mfac, network, ready, train
+from optimizers import every_optimizer, full_matrix, loss_of, mask_of, mfac, network, ready, train
 from states import same, unchanged, weights
 from torch import nn
 
@@ -31,11 +31,16 @@ from mfac import MFAC, MFACPreconditioner
         ({"precision": "float16"}, "precision must be"),
         ({"momentum_on": "weights"}, "momentum_on must be 'step' or 'gradient'"),
         ({"momentum_on": "gradient", "momentum": 0.5, "update_every": 2}, "every gradient must enter it"),
+        ({"betas": (0.9, 1.0)}, r"betas must be at least 0 and below 1, not \(0.9, 1.0\)"),
+        ({"betas": (0.9, 0.99), "power": -1.0}, r"power must be 0 or more"),
+        ({"betas": (0.9, 0.99), "length": float("inf")}, r"length must be 0 or more, and finite, not inf"),
+        ({"betas": (0.9, 0.99), "eps": -1e-8}, r"eps must be 0 or more"),
+        ({"betas": (0.9, 0.99), "damping": 0.0}, r"damping must be positive"),
     ],
 )
 def test_arguments_out_of_their_range(options, words):
     with pytest.raises(ValueError, match=words):
-        mfac(network().parameters(), **options)
+        (full_matrix if "betas" in options else mfac)(network().parameters(), **options)
 
 
 @every_optimizer

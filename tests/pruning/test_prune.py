@@ -6,7 +6,7 @@ import pytest
 import torch
 from models import CASES, cnn, mlp, tied
 from pruning_cases import dense_joint, dense_obs, dense_scores, quadratic, quick, solve, zeros
-from states import state_of
+from states import same, state_of
 from torch.utils.data import DataLoader, TensorDataset
 
 from mfac.pruning import prune
@@ -154,26 +154,19 @@ def test_channels_last_and_half_precision_weights():
     assert result.num_removed == zeros(half.model) == 28
 
 
-def test_many_gradients_are_summed_to_the_same_result(monkeypatch):
-    rows, sums = mlp(), mlp()
+@pytest.mark.parametrize(("kept", "block_size"), [("on disk", None), ("on disk", 5), ("summed", 5)])
+def test_gradients_on_disk_or_summed_give_the_same_and_leave_nothing_behind(tmp_path, monkeypatch, kept, block_size):
+    usual, other = mlp(), mlp()
     batches = [(torch.randn(4, 5), torch.randint(3, (4,))) for _ in range(9)]
-    options = {"num_grads": 9, "recomputations": 2, "block_size": 5}
-    one = quick(rows, 0.5, batches, **options)
-    monkeypatch.setattr("mfac.pruning.step.ROWS_PER_BLOCK_SIZE", 1)
-    other = quick(sums, 0.5, batches, **options)
-    assert all(torch.equal(one.masks[name], other.masks[name]) for name in one.masks)
-    for a, b in zip(rows.model.parameters(), sums.model.parameters(), strict=True):
-        assert torch.allclose(a, b, atol=1e-5)
-
-
-@pytest.mark.parametrize("block_size", [None, 8])
-def test_rows_on_disk_give_the_same_and_leave_nothing_behind(tmp_path, block_size):
-    memory, disk = mlp(), mlp()
-    quick(memory, 0.5, block_size=block_size)
-    quick(disk, 0.5, block_size=block_size, rows_dir=tmp_path)
+    options = {"num_grads": 9, "recomputations": 2, "block_size": block_size}
+    expected = quick(usual, 0.5, batches, **options)
+    if kept == "summed":
+        monkeypatch.setattr("mfac.pruning.step.ROWS_PER_BLOCK_SIZE", 1)
+    found = quick(other, 0.5, batches, rows_dir=tmp_path if kept == "on disk" else None, **options)
     assert list(tmp_path.iterdir()) == []
-    for a, b in zip(memory.model.parameters(), disk.model.parameters(), strict=True):
-        assert torch.allclose(a, b, atol=1e-6)
+    assert same(found.masks, expected.masks)
+    for a, b in zip(usual.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6 if kept == "on disk" else 1e-5)
 
 
 def test_each_recomputation_sees_other_batches_and_the_global_random_state_is_untouched():
@@ -192,19 +185,3 @@ def test_each_recomputation_sees_other_batches_and_the_global_random_state_is_un
     assert torch.equal(torch.get_rng_state(), state)
     assert len(set(seen)) == 20  # two passes in two different orders
     assert sorted(sum(seen[:10], ())) == list(range(40))
-
-
-def test_batch_norm_is_re_estimated_on_request_only():
-    torch.manual_seed(0)
-    case = cnn()
-    bn_batches = [(torch.randn(8, 3, 8, 8), None) for _ in range(3)]
-    case.model.eval()
-    before = case.model[1].running_mean.clone()
-    quick(case, 0.3)
-    assert torch.equal(case.model[1].running_mean, before)
-    quick(case, 0.5, bn_batches=bn_batches)
-    inputs = torch.cat([images for images, _ in bn_batches])
-    with torch.no_grad():
-        assert torch.allclose(case.model[1].running_mean, case.model[0](inputs).mean((0, 2, 3)), atol=1e-5)
-    assert case.model[1].momentum == 0.1
-    assert not case.model.training

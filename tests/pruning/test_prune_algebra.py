@@ -4,7 +4,8 @@ import itertools
 
 import pytest
 import torch
-from pruning_cases import DAMPING, SIZES, blocks_of, dense_joint, dense_obs, dense_scores, quadratic
+from cases import write
+from pruning_cases import DAMPING, SIZES, blocks_of, dense_joint, dense_obs, dense_scores, literal_greedy, quadratic
 
 import mfac
 from mfac import pages, primal
@@ -23,9 +24,7 @@ def built(kind, rows, block_size, tmp_path=None, monkeypatch=None):
         monkeypatch.setattr(pages, "WIDE_PIECE", 5 * len(rows))
         monkeypatch.setattr(pages, "BLOCK_PIECE", 5 * len(rows))
     if kind == "disk":
-        file = mfac.GradientFile.create(tmp_path / "rows", *rows.shape, dtype=rows.dtype)
-        file.append(rows)
-        rows = file
+        rows = write(rows, tmp_path / "rows")
     return FisherCurvature.of_rows(rows, DAMPING, block_size, SIZES, CPU)
 
 
@@ -65,24 +64,11 @@ def test_groups_cost_what_the_dense_system_says(kind, m, block_size, monkeypatch
     assert costs[6] == 0
 
 
-def literal_greedy(F, theta):
-    """Remove one, invert what is left anew, remove the next: (weight, cost) in order."""
-    left, theta, order = list(range(len(theta))), theta.clone(), []
-    while left:
-        inverse = torch.linalg.inv(F[left][:, left])
-        single = theta[left].square() / (2 * inverse.diagonal())
-        k = int(single.argmin())
-        order.append((left[k], float(single[k])))
-        theta[left] -= theta[left[k]] * inverse[:, k] / inverse[k, k]
-        left.pop(k)
-    return order
-
-
 def test_the_greedy_order_is_remove_one_update_remove_the_next():
     problem = quadratic(8, 10)
     (start, stop), *_ = blocks_of(10)
     F, theta = problem.F[start:stop, start:stop], problem.theta[start:stop]
-    order = literal_greedy(F, theta)
+    order = literal_greedy(F, theta, range(10), 10)
     costs = greedy_costs(torch.linalg.inv(F)[None], theta[None], torch.inf)[0]
     assert costs.argsort(stable=True).tolist() == [weight for weight, _ in order]
     highest = torch.tensor([cost for _, cost in order]).cummax(0).values

@@ -7,7 +7,6 @@ from pruning_cases import PAPER, quick, zeros
 from states import same, state_of, unchanged
 from torch import nn
 
-import mfac
 from mfac.pruning import Pruner, PruningOptions, prune
 from mfac.pruning.weights import MaskedWeights
 
@@ -165,15 +164,10 @@ def test_memory_that_is_not_there(monkeypatch):
         quick(mlp(), 0.5)
 
 
-def test_a_bare_criterion_is_explained():
+def test_losses_and_models_that_cannot_be_pruned():
     case = mlp()
     with pytest.raises(ValueError, match=r"pass mfac.criterion_loss\(CrossEntropyLoss\(\)\)"):
         prune(case.model, nn.CrossEntropyLoss(), [case.batch], 0.5)
-    prune(case.model, mfac.criterion_loss(nn.CrossEntropyLoss()), [case.batch], 0.5, num_grads=2, recomputations=1)
-
-
-def test_models_that_cannot_be_pruned():
-    case = mlp()
     with pytest.raises(ValueError, match=r"nothing to prune.*the model has 0.weight, 0.bias"):
         prune(nn.Sequential(nn.LayerNorm(3)), lambda m, b: m(b).sum(), [torch.ones(2, 3)], 0.5)
     case.model[2].to("meta")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from models import mlp
-from pruning_cases import dense_joint, quadratic, quick, solve, zeros
+from pruning_cases import dense_joint, literal_greedy, quadratic, quick, solve, zeros
 from torch import nn
 
 
@@ -56,22 +56,6 @@ def test_groups_that_masks_made_sparser_stay_so():
     assert not (result.masks["0.weight"] & ~mask).any()
 
 
-def literal_order(F, theta, groups, removals):
-    """Optimal Brain Surgeon inside each group alone: the cheapest goes, the others move, the next cheapest goes."""
-    inverse, gone = torch.linalg.inv(F), torch.zeros(len(theta), dtype=torch.bool)
-    for group in groups:
-        for _ in range(removals):
-            left = [i for i in group if not gone[i]]
-            taken = torch.tensor([i for i in group if gone[i]], dtype=torch.long)
-            costs = {i: dense_cost(inverse, theta, torch.cat((taken, torch.tensor([i])))) for i in left}
-            gone[min(costs, key=costs.get)] = True
-    return gone
-
-
-def dense_cost(inverse, theta, Q):
-    return 0.5 * float(theta[Q] @ torch.linalg.solve(inverse[Q][:, Q], theta[Q]))
-
-
 @pytest.mark.parametrize("blocks", ["full", "of 12", "of 5, across groups", "of 3, summed"])
 def test_groups_lose_what_surgery_inside_them_would_take(blocks):
     block_size = None if "full" in blocks else int(blocks[3:5].strip(","))
@@ -82,7 +66,9 @@ def test_groups_lose_what_surgery_inside_them_would_take(blocks):
         problem.model.second.copy_(problem.theta[12:].view(4, 5))
     result = solve(problem, None, block_size, pattern="2:4", targets="first")
     F = problem.F[:12, :12]
-    gone = literal_order(F, problem.theta[:12], [range(i, i + 4) for i in (0, 4, 8)], removals=2)
+    gone = torch.zeros(12, dtype=torch.bool)
+    for first in (0, 4, 8):  # surgery inside each group alone
+        gone[[i for i, _ in literal_greedy(F, problem.theta[:12], range(first, first + 4), 2)]] = True
     assert torch.equal(~result.masks["first"].flatten(), gone)
     assert result.predicted_increase == pytest.approx(dense_joint(F, problem.theta[:12], gone)[1], rel=1e-8)
 

@@ -231,13 +231,16 @@ def test_weights_that_are_computed_from_other_parameters_are_refused(kind):
         mfac.prune(model, LOSS, batches, 0.5)
 
 
-def test_batch_norm_is_recalibrated_once_at_the_end():
-    states = []
-    for recalibrate in ("auto", True, False):
-        torch.manual_seed(0)
-        model = images(nn.Conv2d(2, 8, 3), nn.BatchNorm2d(8))
-        batches = [(torch.randn(8, 2, 6, 6), torch.randint(3, (8,))) for _ in range(3)]
-        mfac.prune(model, LOSS, batches, 0.5, recalibrate=recalibrate, recomputations=2, seed=0)
-        states.append((model[1].running_mean.clone(), model[0](torch.cat([x for x, _ in batches])).mean((0, 2, 3))))
-    for (mean, true), recalibrated in zip(states, (True, True, False), strict=True):
-        assert torch.allclose(mean, true, atol=1e-5) == recalibrated
+@pytest.mark.parametrize("how", ["auto", True, False, "by other batches"])
+def test_batch_norm_is_recalibrated_once_at_the_end(how):
+    torch.manual_seed(0)
+    model = images(nn.Conv2d(2, 8, 3), nn.BatchNorm2d(8)).eval()
+    batches, others = ([(torch.randn(8, 2, 6, 6), torch.randint(3, (8,))) for _ in range(3)] for _ in range(2))
+    options = {"recalibrate": False, "bn_batches": others} if how == "by other batches" else {"recalibrate": how}
+    before = model[1].running_mean.clone()
+    mfac.prune(model, LOSS, batches, 0.5, recomputations=2, seed=0, **options)
+    seen = torch.cat([x for x, _ in (others if how == "by other batches" else batches)])
+    assert torch.allclose(model[1].running_mean, model[0](seen).mean((0, 2, 3)), atol=1e-5) == bool(how)
+    assert torch.equal(model[1].running_mean, before) == (not how)
+    assert model[1].momentum == 0.1
+    assert not model.training

@@ -1,5 +1,6 @@
 """Small problems for pruning: a loss that is exactly quadratic, and the dense answers to it."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import oracle
@@ -75,6 +76,19 @@ def dense_obs(F: Tensor, theta: Tensor, removed: Tensor) -> Tensor:
     for i in removed.nonzero()[:, 0]:
         delta -= theta[i] * inverse[:, i] / inverse[i, i]
     return torch.where(removed, -theta, delta)
+
+
+def literal_greedy(F: Tensor, theta: Tensor, candidates: Iterable[int], count: int) -> list[tuple[int, float]]:
+    """Remove the cheapest candidate, invert what is left anew, remove the next: (weight, cost) in order."""
+    left, theta, order, candidates = list(range(len(theta))), theta.clone(), [], set(candidates)
+    for _ in range(count):
+        inverse = torch.linalg.inv(F[left][:, left])
+        single = theta[left].square() / (2 * inverse.diagonal())
+        k = min((k for k, weight in enumerate(left) if weight in candidates), key=single.tolist().__getitem__)
+        order.append((left[k], float(single[k])))
+        theta[left] -= theta[left[k]] * inverse[:, k] / inverse[k, k]
+        left.pop(k)
+    return order
 
 
 def dense_scores(F: Tensor, theta: Tensor) -> Tensor:

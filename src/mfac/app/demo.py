@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from mfac.app.runs.format import RUN, read_run
+from mfac.app.runs.folder import RUN, read_run
 from mfac.app.runs.pruning import PruningSettings
 from mfac.app.runs.run import Watcher, run_task
 from mfac.app.runs.training import OptimizerSettings, TrainingSettings

@@ -1,7 +1,7 @@
 """`mfac plan`: the memory of a run and the number and time of its gradients, before anything large is allocated."""
 
 import inspect
-import time
+import timeit
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,22 +36,18 @@ SMALLER: tuple[Window, ...] = (torch.bfloat16, torch.int8, TopK())
 
 @dataclass(frozen=True)
 class Plan:
-    """Estimates for a run of a kind ("prune" or "train") with some settings.
+    """Estimates for a run with some settings."""
 
-    `memory` is {item: bytes} besides the model; `available` is None if unknown; `on_disk` describes rows in a file;
-    `gradients` is how many the run makes, `gradient_seconds` the time of each; `remedies` are settings that fit.
-    """
-
-    kind: str
+    kind: str  # "prune" or "train"
     name: str
     settings: dict[str, Any]
     weights: dict[str, int]
-    memory: dict[str, int]
-    available: int | None
-    on_disk: dict[str, int]
-    gradients: int
-    gradient_seconds: float
-    remedies: list[str]
+    memory: dict[str, int]  # {item: bytes} besides the model
+    available: int | None  # None: unknown
+    on_disk: dict[str, int]  # of rows in a file
+    gradients: int  # how many the run makes
+    gradient_seconds: float  # of each
+    remedies: list[str]  # settings that fit
 
     @property
     def fits(self) -> bool:
@@ -209,16 +205,13 @@ def _weights(model: nn.Module) -> dict[str, int]:
 
 
 def _gradient_seconds(task: Task, model: nn.Module, layout: ParameterLayout, per_sample: bool = False) -> float:
-    """Seconds per row, from a few real ones."""
-    stream, best = passes(task.train_batches(), cycle=True), float("inf")
+    """Seconds per row, from a few real ones: the best of three times, of which the first is slower."""
+    stream = passes(task.train_batches(), cycle=True)
     batch = next(stream)
-    count = min(num_samples(batch, 0), 64) if per_sample else 3
-    for _ in range(3):  # the first is slower
-        start, taken = time.perf_counter(), [batch] if per_sample else stream
-        options: dict[str, Any] = {"params": list(layout.names), "per_sample": per_sample, "progress": False}
-        collect_gradients(model, task.scalar_loss, taken, count, **options)
-        best = min(best, (time.perf_counter() - start) / count)
-    return best
+    count, batches = (min(num_samples(batch, 0), 64), [batch]) if per_sample else (3, stream)
+    options: dict[str, Any] = {"params": list(layout.names), "per_sample": per_sample, "progress": False}
+    collect = partial(collect_gradients, model, task.scalar_loss, batches, count, **options)
+    return min(timeit.repeat(collect, number=1, repeat=3)) / count
 
 
 def duration(seconds: float) -> str:

@@ -14,8 +14,7 @@ from mfac.app.plan import plan_pruning, plan_training
 from mfac.app.report.page import write_page
 from mfac.app.runs import training
 from mfac.app.runs.environment import choose_device
-from mfac.app.runs.folder import REPORT
-from mfac.app.runs.format import RUN, inside, read_run
+from mfac.app.runs.folder import REPORT, RUN, inside, read_run
 from mfac.app.runs.pruning import SCHEDULES, PruningSettings
 from mfac.app.runs.run import run_task
 from mfac.app.runs.training import KINDS, OPTIMIZERS, WINDOWS, OptimizerSettings, TrainingSettings

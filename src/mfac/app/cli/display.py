@@ -1,7 +1,6 @@
 """Progress on stderr, as bars or lines, and results as tables on stdout."""
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -69,16 +68,6 @@ def show_run(record: dict[str, Any]) -> None:
             last = cell["evaluations"][-1]
             found = [number(value) for value in (cell["losses"][-1], last["loss"], last["measure"])]
             rows.append([cell["label"], f"{cell['seed']}", f"{cell['steps']}", *found, f"{cell['seconds_total']:.1f}"])
-    show(rows)
-
-
-def number(value: float | None) -> str:
-    """Four digits, or a dash for None."""
-    return "-" if value is None else f"{value:.4g}"
-
-
-def show(rows: Sequence[Sequence[str]]) -> None:
-    """Prints a table; the first row has the headings."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for index, name in enumerate(rows[0]):
         table.add_column(name, justify="right" if index else "left")
@@ -86,3 +75,8 @@ def show(rows: Sequence[Sequence[str]]) -> None:
         table.add_row(*row)
     console = Console(markup=False, highlight=False, emoji=False)
     console.print(table, no_wrap=True, soft_wrap=not console.is_terminal)
+
+
+def number(value: float | None) -> str:
+    """Four digits, or a dash for None."""
+    return "-" if value is None else f"{value:.4g}"

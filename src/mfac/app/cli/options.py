@@ -22,7 +22,6 @@ from mfac.app.tasks import BUILT_IN, TaskError
 FAILED, INTERRUPTED, TERMINATED = 1, 130, 143
 PANEL, THIS_PANEL = "The run", "This command"
 METAVARS = {"checkpoint": "FILE", "rows_dir": "FOLDER"}
-MORE: Mapping[str, Any] = {}
 
 
 def _complete_task(incomplete: str) -> list[str]:
@@ -47,7 +46,7 @@ def options(source: Callable[..., Any], panels: Mapping[Any, str], **more: Any) 
     Types, defaults and descriptions are those of the arguments, from annotations and docstrings; `more` has settings of
     `typer.Option` by name, also a `default`, a `kind` or `choices`. A tuple or names make a repeatable option.
     """
-    return [_option(source, name, panel, **more.get(name, MORE)) for panel in panels for name in panels[panel].split()]
+    return [_option(source, name, panel, **more.get(name, {})) for panel in panels for name in panels[panel].split()]
 
 
 def _option(source: Callable[..., Any], name: str, panel: str | None, **more: Any) -> inspect.Parameter:
@@ -70,7 +69,9 @@ def _option(source: Callable[..., Any], name: str, panel: str | None, **more: An
         more.setdefault("show_default", ", ".join(map(str, default)))
         default = None
     flag = re.sub("ies$", "y", name).removesuffix("s") if get_origin(found) is list else name
-    more = {"help": _sentence(text), "rich_help_panel": panel, "metavar": METAVARS.get(name), **more}
+    text = " ".join(text.split()).removeprefix("None; ").replace("None:", "none:").removesuffix(".") + "."
+    sentence = text if text[1:2] in (",", ";") else text[0].upper() + text[1:]  # symbols stay as they are
+    more = {"help": sentence, "rich_help_panel": panel, "metavar": METAVARS.get(name), **more}
     settings = typer.Option(f"--{flag.replace('_', '-')}", **more)
     annotation = Annotated[kind | None if default is None else kind, settings]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
@@ -92,11 +93,6 @@ def described(source: Callable[..., Any]) -> dict[str, str]:
     """{argument: description}, from the Args section of a docstring."""
     section = (inspect.getdoc(source) or "").partition("Args:\n")[2].split("\n\n")[0]
     return dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE))
-
-
-def _sentence(text: str) -> str:
-    text = " ".join(text.split()).removeprefix("None; ").replace("None:", "none:").removesuffix(".") + "."
-    return text if text[1:2] in (",", ";") else text[0].upper() + text[1:]  # symbols stay as they are
 
 
 def _one_of(choices: Sequence[str], value: Any) -> Any:

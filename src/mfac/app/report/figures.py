@@ -5,17 +5,14 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
 from mfac.app.report.record import SPARSITY, Quantity, Series, capital
-from mfac.app.runs.format import Record
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from mfac.app.runs.folder import Record
 
 Array = npt.NDArray[np.float64]
 Plot = tuple[str, str, str, Markup]  # id, title, note and drawing
@@ -85,7 +82,7 @@ def curve_plot(
     remaining = x is SPARSITY and 0.9 <= max(at for line in lines for at, _ in line.points) < 1
     values = [*dense.values(), *(value for line in lines for _, value in line.points)]
 
-    def paint(axes: "Axes") -> None:
+    def paint(axes: Any) -> None:
         for line in lines:
             at, look = 100 * (1 - line.x) if remaining else x.factor * line.x, _look(line.series)
             if line.low is not None and line.high is not None:
@@ -116,7 +113,7 @@ def _look(series: Series) -> dict[str, Any]:
     }
 
 
-def _logarithmic(axes: "Axes", which: str, text: Callable[[float], str]) -> None:
+def _logarithmic(axes: Any, which: str, text: Callable[[float], str]) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axes.set(**{f"{which}scale": "log"})
@@ -131,7 +128,7 @@ def _short(label: str) -> str:
     return label if len(label) <= 30 else f"{label[:17]}…{label[-12:]}"
 
 
-def _plot(ident: str, title: str, note: str, paint: Callable[["Axes"], None]) -> Plot:
+def _plot(ident: str, title: str, note: str, paint: Callable[[Any], None]) -> Plot:
     """What `paint` draws, as SVG that can share a page: ids begin with `ident`, colours are the page's variables."""
     from matplotlib import style
     from matplotlib.figure import Figure

@@ -10,11 +10,9 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from mfac import __version__
-from mfac.app.report.overview import run_facts, settings_section, summaries
 from mfac.app.report.record import completed
-from mfac.app.report.sections import result_sections
-from mfac.app.runs.folder import writing
-from mfac.app.runs.format import Record, is_report
+from mfac.app.report.sections import result_sections, run_facts, settings_section, summaries
+from mfac.app.runs.folder import Record, is_report, writing
 
 
 def write_page(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from mfac.app.runs.format import Record
+from mfac.app.runs.folder import Record
 
 MISSING, SPACE = "–", "\N{NO-BREAK SPACE}"
 UNITS = {  # by base unit: (unit, the smallest value in base units that is written in it, base units in it)
@@ -23,6 +23,12 @@ class Quantity(NamedTuple):
     factor: float = 1.0
     decimals: int | None = None
 
+    @classmethod
+    def scaled(cls, name: str, values: Iterable[float | None], base: str) -> "Quantity":
+        """A time or a size in the unit that suits its largest value."""
+        largest = max((value for value in values if value is not None), default=0.0)
+        return next(cls(name, unit, 1 / size) for unit, least, size in UNITS[base] if largest >= least)
+
     @property
     def heading(self) -> str:
         return f"{self.name} ({self.unit})" if self.unit else self.name
@@ -35,13 +41,7 @@ class Quantity(NamedTuple):
         return f"{text}{SPACE}{self.unit}" if unit and self.unit else text
 
 
-LOSS, STEP, SPARSITY = Quantity("loss"), Quantity("step", decimals=0), Quantity("sparsity", "%", 100, 2)
-
-
-def scaled(name: str, values: Iterable[float | None], base: str) -> Quantity:
-    """A time or a size in the unit that suits its largest value."""
-    largest = max((value for value in values if value is not None), default=0.0)
-    return next(Quantity(name, unit, 1 / size) for unit, least, size in UNITS[base] if largest >= least)
+LOSS, SPARSITY = Quantity("loss"), Quantity("sparsity", "%", 100, 2)
 
 
 def percent(fraction: float) -> str:
@@ -56,14 +56,11 @@ def capital(text: str) -> str:
 
 @dataclass(frozen=True)
 class Series:
-    """The cells of one label in one run: one line in every plot.
-
-    A label has one colour on the whole page; `repeat` counts the runs before this one that have the same label.
-    """
+    """The cells of one label in one run: one line in every plot."""
 
     label: str
-    colour: int
-    repeat: int
+    colour: int  # of the label, on the whole page
+    repeat: int  # the number of runs before this one that have the same label
     run: Record
     cells: Sequence[Record]
 
@@ -86,8 +83,8 @@ def _completed_cell(cell: Record, run: Record) -> Record:
         pairs = enumerate(zip(cell["seconds"], cell["losses"], strict=True), 1)
         more = {key: cell["evaluations"][-1][key] for key in ("loss", "measure")}
         more |= {"training": [{"step": step, "second": second, "loss": loss} for step, (second, loss) in pairs]}
-        more |= {"asked": None, "time": cell["seconds_total"], "step_count": cell["steps"]}
-        more |= {"last_loss": cell["losses"][-1]}
+        more |= {"asked": None, "time": cell["seconds_total"]}
+        more |= {"step_count": cell["steps"], "last_loss": cell["losses"][-1]}
     found = {**cell, **more}
     return {**found, f"measure {run['task']['measure']}": found["measure"]}
 

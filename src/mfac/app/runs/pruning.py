@@ -9,8 +9,7 @@ from typing import Annotated, Any, ClassVar
 from torch import Tensor, nn
 
 from mfac.app.runs.environment import process_peak_bytes
-from mfac.app.runs.folder import DENSE, load_checkpoint, save_weights, writing
-from mfac.app.runs.format import Record, inside
+from mfac.app.runs.folder import DENSE, Record, inside, load_checkpoint, save_weights, writing
 from mfac.app.runs.run import Run, check_settings
 from mfac.app.runs.task_batches import TaskBatches, finite, measure
 from mfac.app.runs.training import OptimizerSettings, TrainingLoop, make_optimizer
@@ -68,11 +67,6 @@ class PruningSettings:
         options = {key: value for key, value in vars(self.options).items() if key not in OWN_OPTIONS}
         return {**own, "sparsities": self.asked, **options}
 
-    def optimizer(self, task: Task) -> OptimizerSettings:
-        if self.lr is None and task.optimizer is not None:
-            return OptimizerSettings("task")
-        return OptimizerSettings("sgd", FINE_TUNING_LR if self.lr is None else self.lr, self.momentum)
-
     def check(self, task: Task, model: nn.Module) -> None:
         check_settings(self, ("steps", "epochs"), method=self.methods, sparsity=self.asked)
         for method in self.methods:
@@ -128,7 +122,10 @@ def _one_shot(settings: PruningSettings, model: nn.Module, method: str, sparsity
 
 def _gradual(settings: PruningSettings, model: nn.Module, method: str, sparsity: float, run: Run) -> Record:
     task, batches = run.task, TaskBatches(run.task, run.device)
-    optimizer = make_optimizer(settings.optimizer(task), task, model)
+    chosen = OptimizerSettings("sgd", FINE_TUNING_LR if settings.lr is None else settings.lr, settings.momentum)
+    if settings.lr is None and task.optimizer is not None:
+        chosen = OptimizerSettings("task")
+    optimizer = make_optimizer(chosen, task, model)
     schedule = [sparsity]  # an N:M pattern has one sparsity, and one step
     if settings.fixed_sparsity is None:
         schedule = SCHEDULES[settings.schedule](0.0, sparsity, settings.steps)

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from mfac.app.runs.environment import choose_device, environment
-from mfac.app.runs.folder import STATE, RunFolder, load_checkpoint, now, open_run, read_torch, writing
-from mfac.app.runs.format import Record, inside
+from mfac.app.runs.folder import STATE, Record, RunFolder, inside, load_checkpoint, now, open_run, read_torch, writing
 from mfac.app.tasks import Task
 from mfac.gradients.model_state import seeded
 
@@ -57,10 +56,7 @@ def build_model(task: Task, device: torch.device, seed: int, checkpoint: str | N
 
 
 class Run:
-    """A run in its folder, cell by cell: one method at one sparsity, or one optimizer with one seed.
-
-    `name` is that of the present cell, and of its folder.
-    """
+    """A run in its folder, cell by cell (`name`): one method at one sparsity, or one optimizer with one seed."""
 
     def __init__(self, task: Task, folder: RunFolder, device: torch.device, watcher: Watcher, save_every: float):
         self.task, self.folder, self.device, self.watcher, self.name = task, folder, device, watcher, ""
@@ -70,7 +66,7 @@ class Run:
         """Completes a cell, unless it is complete; its entry in run.json is the facts and what `work` returns."""
         inside(self.folder.path, name).mkdir(exist_ok=True)
         self.name, self._last_save = name, time.monotonic()
-        if not self.folder.has(**facts):
+        if not any(facts.items() <= cell.items() for cell in self.folder.record["cells"]):
             with seeded(seed):
                 self.folder.add({**facts, **work(self)})
         self.file(STATE).unlink(missing_ok=True)
@@ -82,20 +78,17 @@ class Run:
         """Restores these parts (they have `state_dict` and `load_state_dict`) if there is a state; `at` saves them."""
         self._parts = parts
         if (file := self.file(STATE)).exists():
-            self._restore(file)
+            try:
+                state = read_torch(file)
+                for name, part in parts.items():
+                    part.load_state_dict(state[name])
+            except Exception as error:
+                reason = "" if isinstance(error, ValueError) else f" ({type(error).__name__})"
+                problem = f"{file} is not the state of this cell, or damaged{reason}"
+                raise ValueError(f"{problem}; delete it, and the same command starts the cell over") from error
             self.watcher.say(f"{self.name}: resuming after {done():.3g} of {total} steps")
         self.watcher.begin(self.name, total)
         self.watcher.at(done())
-
-    def _restore(self, file: Path) -> None:
-        try:
-            state = read_torch(file)
-            for name, part in self._parts.items():
-                part.load_state_dict(state[name])
-        except Exception as error:
-            reason = "" if isinstance(error, ValueError) else f" ({type(error).__name__})"
-            problem = f"{file} is not the state of this cell, or damaged{reason}"
-            raise ValueError(f"{problem}; delete it, and the same command starts the cell over") from error
 
     def at(self, done: float, note: str, save: bool = False) -> None:
         """So many steps are done; the state is saved if the last save is long ago, or `save`."""

@@ -13,8 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mfac.app.runs.environment import process_peak_bytes
-from mfac.app.runs.folder import save_weights
-from mfac.app.runs.format import Record
+from mfac.app.runs.folder import Record, save_weights
 from mfac.app.runs.run import Run, build_model, check_settings
 from mfac.app.runs.task_batches import TaskBatches, epochs, finite, measure
 from mfac.app.tasks import Task
@@ -80,8 +79,7 @@ def make_optimizer(settings: OptimizerSettings, task: Task, model: nn.Module) ->
         if values["window"] not in WINDOWS:
             raise ValueError(f"window must be one of {', '.join(WINDOWS)}, not {values['window']!r}")
         values["window"] = WINDOWS[values["window"]]
-    made: Optimizer = kind(named, **values)
-    return made
+    return kind(named, **values)
 
 
 @dataclass(frozen=True)
@@ -147,9 +145,8 @@ class TrainingSettings:
 class TrainingLoop:
     """`total` steps of an optimizer over epochs of batches, with an evaluation every `eval_every` steps (None: never).
 
-    The batches of an epoch depend only on `seed` and the epoch's number: a run resumed in the middle of an epoch draws
-    it again and skips the batches it has seen. Dropout draws from the global random state, which is part of the state.
-    With `cosine`, the learning rates fall to zero.
+    Resumed in the middle of an epoch, it draws the epoch again and skips the batches it has seen. Dropout draws from
+    the global random state, which is part of the state. With `cosine`, the learning rates fall to zero.
     """
 
     task: Task
@@ -187,26 +184,22 @@ class TrainingLoop:
         self.model.train()
         began = time.perf_counter()
         self._epoch, self._batch, batch = next(self._stream)
-        self._train_on(batch)
-        self.seconds.append((self.seconds[-1] if self.seconds else 0.0) + time.perf_counter() - began)
-        is_over = self.done == self.total or self.is_diverged
-        if self.eval_every is not None and (is_over or self.done % self.eval_every == 0):
-            found = measure(self.task, self.model, self.device)
-            self.evaluations.append({"step": self.done, "second": round(self.seconds[-1], 4), **found})
-        return True
-
-    def _train_on(self, batch: Any) -> None:
         if self.cosine:
             factor = 0.5 * (1 + math.cos(math.pi * self.done / self.total))
             for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate * factor
         self.optimizer.zero_grad()
         loss = self.task.scalar_loss(self.model, batch)
-        value = finite(float(loss.detach()))
-        if value is not None:
+        self.losses.append(finite(float(loss.detach())))
+        if not self.is_diverged:
             loss.backward()
             self.optimizer.step()
-        self.losses.append(value)
+        self.seconds.append((self.seconds[-1] if self.seconds else 0.0) + time.perf_counter() - began)
+        is_over = self.done == self.total or self.is_diverged
+        if self.eval_every is not None and (is_over or self.done % self.eval_every == 0):
+            found = measure(self.task, self.model, self.device)
+            self.evaluations.append({"step": self.done, "second": round(self.seconds[-1], 4), **found})
+        return True
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, SupportsFloat
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -28,7 +28,6 @@ class Task:
     """A model and its data; docs/bring_your_own_model.md explains the functions.
 
     Random numbers (initial weights, the order of batches) come from the global random states, which a run seeds.
-    `source` is the file or module that the task was loaded from, "" for a built-in task.
     """
 
     name: str
@@ -40,7 +39,7 @@ class Task:
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None
     measure: str = "accuracy"
     higher_is_better: bool = True
-    source: str = ""
+    source: str = ""  # the file or module that the task was loaded from, "" for a built-in task
     pretrain: Callable[[nn.Module], None] | None = None
 
     def scalar_loss(self, model: nn.Module, batch: Any) -> Tensor:
@@ -59,7 +58,7 @@ FUNCTIONS: dict[str, tuple[tuple[str, ...], Any, str]] = {
     "model": ((), nn.Module, "a torch.nn.Module"),
     "train_batches": ((), Iterable, "an iterable of batches"),
     "loss": (("model", "batch"), object, ""),
-    "evaluate": (("model",), object, "a number"),
+    "evaluate": (("model",), SupportsFloat, "a number"),
     "eval_batches": ((), Iterable, "an iterable of batches"),
     "optimizer": (("parameters",), Optimizer, "a torch.optim.Optimizer"),
     "pretrain": (("model",), object, ""),
@@ -71,10 +70,7 @@ KINDS = f"{', '.join(BUILT_IN)}, a file (task.py) or a module (package.module)"
 
 
 def load_task(spec: str) -> Task:
-    """The task of a built-in name, of a file that ends in .py, or of a module ("package.module").
-
-    An error in its file, and later in any of its functions except `loss`, is a TaskError with file and line.
-    """
+    """The task of a built-in name, of a file that ends in .py, or of a module ("package.module")."""
     if spec in BUILT_IN:
         try:
             return _from_module(importlib.import_module(BUILT_IN[spec]), spec, "")
@@ -155,10 +151,11 @@ def _guarded(function: Any, name: str, path: Path) -> Any:
         if name == "loss" and isinstance(function, nn.Module):
             hint = f"; for batches (inputs, targets) write loss = mfac.criterion_loss({kind}())"
         raise TaskError(f"{path}: {name} must be a function {_call(name)}, not a {kind}{hint}")
-    file, code = path.resolve(), getattr(inspect.unwrap(function), "__code__", None)  # the current folder may change
+    (parameters, returned, expected), file = FUNCTIONS[name], path.resolve()  # the current folder may change
+    code = getattr(inspect.unwrap(function), "__code__", None)
     place = f"{path}:{code.co_firstlineno}" if code and Path(code.co_filename).resolve() == file else str(path)
     try:
-        inspect.signature(function).bind(*FUNCTIONS[name][0])
+        inspect.signature(function).bind(*parameters)
     except TypeError as error:
         raise TaskError(f"{place}: {name} must accept the call {_call(name)}: {error}") from None
     except ValueError:
@@ -168,23 +165,12 @@ def _guarded(function: Any, name: str, path: Path) -> Any:
     def call(*arguments: Any) -> Any:
         with _blaming(path, file, f"{name}()"):
             result = function(*arguments)
-        return _checked(result, name, place)
+        if not isinstance(result, returned) or (returned is Iterable and isinstance(result, NO_BATCHES)):
+            found = "None (is a `return` missing?)" if result is None else f"a {type(result).__name__}"
+            raise TaskError(f"{place}: {_call(name)} must return {expected}, not {found}")
+        return result
 
     return function if name == "loss" else call
-
-
-def _checked(result: Any, name: str, place: str) -> Any:
-    _, kind, expected = FUNCTIONS[name]
-    right = isinstance(result, kind) and not (kind is Iterable and isinstance(result, NO_BATCHES))
-    if name == "evaluate":
-        try:
-            return float(result)
-        except (TypeError, ValueError, RuntimeError):
-            right = False
-    if not right:
-        found = "None (is a `return` missing?)" if result is None else f"a {type(result).__name__}"
-        raise TaskError(f"{place}: {_call(name)} must return {expected}, not {found}")
-    return result
 
 
 @contextmanager
