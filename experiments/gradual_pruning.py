@@ -15,6 +15,7 @@ import copy
 import itertools
 import shutil
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from experiments.models.resnet import mfac_resnet20
 from experiments.recipe import Recipe, Request, Results
 from experiments.training import cross_entropy
 from experiments.training_tasks import autocast_loss
+from mfac.gradients.losses import LossFn
 from mfac.pruning import GradualPruner, attach_masks, learning_rate_cycle
 
 DEFAULT, LONGER = "mfac.GradualPruner", "magnitude, longer"
@@ -59,6 +61,22 @@ class Settings:
     tiny: bool = False
 
 
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any, source: Iterable[Any], count: int,
+    loss_fn: LossFn = cross_entropy,
+) -> float:  # fmt: skip
+    """Trains on `count` batches; processor seconds."""
+    began = time.process_time()
+    model.train()
+    for batch in itertools.islice(source, count):
+        optimizer.zero_grad()
+        loss_fn(model, batch).backward()
+        optimizer.step()
+        scheduler.step()
+    model.eval()
+    return time.process_time() - began
+
+
 class Run:
     """One method on its way through the schedule; a search is without some training images, and is tested on them."""
 
@@ -82,22 +100,14 @@ class Run:
     def batches(self, size: int, seed: int) -> Any:
         return data.ImageBatches(*self.images, size, data.HALVES, seed=seed, augment=True)
 
+    def train(self, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any, count: int, seed: int) -> float:
+        passes = itertools.repeat(self.batches(self.settings.batch_size, seed))
+        source = itertools.chain.from_iterable(passes)
+        return round(train(model, optimizer, scheduler, source, count, autocast_loss), 1)
+
     def calibration(self, step: int) -> list[Any]:
         few = itertools.islice(self.batches(self.settings.gradient_batch, step), self.settings.gradient_batches)
         return list(few)
-
-    def train(self, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any, count: int, seed: int) -> float:
-        """Trains on `count` batches; processor seconds."""
-        began = time.process_time()
-        passes = itertools.repeat(self.batches(self.settings.batch_size, seed))
-        model.train()
-        for batch in itertools.islice(itertools.chain.from_iterable(passes), count):
-            optimizer.zero_grad()
-            autocast_loss(model, batch).backward()
-            optimizer.step()
-            scheduler.step()
-        model.eval()
-        return round(time.process_time() - began, 1)
 
     def step(self) -> dict[str, float] | None:
         """Prunes to the next sparsity, trains and tests; None at the end."""
