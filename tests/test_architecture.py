@@ -155,7 +155,7 @@ def to_a_pruned_model():
     mfac.prune(model, cross_entropy, batches, 0.5)
 
 
-WALKS = {"diagonal": (to_the_diagonal, 12), "step": (to_a_step, 14), "prune": (to_a_pruned_model, 20)}
+WALKS = {"diagonal": (to_the_diagonal, 12), "step": (to_a_step, 14), "prune": (to_a_pruned_model, 21)}
 
 
 def files_visited(call):
