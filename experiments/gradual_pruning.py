@@ -101,13 +101,12 @@ class Run:
         return data.ImageBatches(*self.images, size, data.HALVES, seed=seed, augment=True)
 
     def train(self, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any, count: int, seed: int) -> float:
-        passes = itertools.repeat(self.batches(self.settings.batch_size, seed))
-        source = itertools.chain.from_iterable(passes)
+        source = itertools.chain.from_iterable(itertools.repeat(self.batches(self.settings.batch_size, seed)))
         return round(train(model, optimizer, scheduler, source, count, autocast_loss), 1)
 
     def calibration(self, step: int) -> list[Any]:
-        few = itertools.islice(self.batches(self.settings.gradient_batch, step), self.settings.gradient_batches)
-        return list(few)
+        batches = self.batches(self.settings.gradient_batch, step)
+        return list(itertools.islice(batches, self.settings.gradient_batches))
 
     def step(self) -> dict[str, float] | None:
         """Prunes to the next sparsity, trains and tests; None at the end."""
@@ -136,9 +135,6 @@ class Run:
         assert all(not named[name][~mask].count_nonzero() for name, mask in masks.items())
         return self.test(model)["accuracy"]
 
-    def whole(self) -> dict[str, Any]:
-        return {"learning_rate": self.lr, "steps": list(iter(self.step, None))}
-
 
 def measure(results: Results, settings: Settings) -> None:
     for name in filter(results.wants, METHODS):
@@ -147,7 +143,8 @@ def measure(results: Results, settings: Settings) -> None:
             search = lambda s=searched, r=lr: Run(s, settings, r, search=True).step()  # noqa: E731
             found[lr] = results.cell(f"search, {searched}, lr {lr:g}", search)["trained"]
         best = max(found, key=found.__getitem__)
-        results.cell(name, Run(name, settings, best).whole)
+        run = lambda n=name, r=best: list(iter(Run(n, settings, r).step, None))  # noqa: E731
+        results.cell(name, lambda r=best, steps=run: {"learning_rate": r, "steps": steps()})
 
 
 def draw(results: Results, settings: Settings) -> Path:

@@ -69,12 +69,8 @@ SENTENCES: dict[str, tuple[bert.Settings, bert.Maker, tuple[str, ...]]] = {
     "bert_short": (replace(SST2, steps=300, window=256, train=20_000), bert_tiny, ("top-k 1 %", "int8", "float32")),
 }
 # Whether so few steps are enough for any optimizer: {optimizer: learning rates}.
-RIVALS: dict[str, dict[str, tuple[float, ...]]] = {
-    "bert_short": {
-        "Adam": (3e-4, 1e-3, 3e-3), "SGD": (0.01, 0.03, 0.1), "M-FAC": (0.003, 0.03),
-        "FullMatrixAdam": (3e-4, 1e-3, 3e-3), bert.ORTHOGONALIZED: (3e-4, 1e-3, 3e-3),
-    },
-}  # fmt: skip
+RATES: dict[str, tuple[float, ...]] = dict.fromkeys(("Adam", "FullMatrixAdam", bert.ORTHOGONALIZED), (3e-4, 1e-3, 3e-3))
+RIVALS = {"bert_short": RATES | {"SGD": (0.01, 0.03, 0.1), "M-FAC": (0.003, 0.03)}}
 
 
 def cosine(a: Tensor, b: Tensor) -> float:
