@@ -25,9 +25,7 @@ BATCH, BATCHES = 128, 48
 
 def muon(params):
     params = list(params)
-    matrices = [p for p in params if p.ndim > 1]
-    others = [p for p in params if p.ndim == 1]
-    return Muon([{"params": matrices, "use_muon": True}, {"params": others, "use_muon": False}])
+    return Muon([{"params": [p for p in params if (p.ndim > 1) is use], "use_muon": use} for use in (True, False)])
 
 
 CONTENDERS = {
