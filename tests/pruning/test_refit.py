@@ -114,7 +114,7 @@ def test_a_divergence_that_is_not_finite_is_an_error_and_undone():
         ({"dense": None}, "dense is the model itself; keep a copy.deepcopy"),
         ({"batches": []}, "batches is empty"),
         ({"passes": 0}, "passes must be a positive int, not 0"),
-        ({"loss_fn": lambda model, batch: model(batch).sum()}, "cannot tell the model's outputs from this loss_fn"),
+        ({"loss_fn": lambda model, batch: model(batch).sum()}, "refit cannot tell the model's outputs from this loss"),
         ({"masks": {"bias": torch.ones(3)}}, "bias"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

@@ -30,7 +30,7 @@ class GaussNewtonLoss:
     """
 
     def __init__(self, loss_fn: LossFn, output_fn: OutputFn | None = None):
-        self.ready = ready_loss(loss_fn, output_fn, "gauss-newton")
+        self.ready = ready_loss(loss_fn, output_fn, 'fisher="gauss-newton"')
         self._reading: int | None = None
 
     def draw(self, model: nn.Module, batch: Batch, seeds: Sequence[int]) -> tuple[Batch, Int[Tensor, "rows"]]:
@@ -61,7 +61,7 @@ def output_seed(criterion: Any, z: Tensor, targets: Tensor | None, signs: Tensor
 
     Softmax: √c (√p∘ε - p(√p·ε)); sigmoid: √(c p(1-p)) ε; squared error: √(2c) ε; c is the weight of a position.
     """
-    kind, dim = family(criterion, "gauss-newton"), min(1, z.ndim - 1)
+    kind, dim = family(criterion, 'fisher="gauss-newton"'), min(1, z.ndim - 1)
     z = z.detach() if z.dtype.itemsize > 2 else z.detach().float()
     if kind == "squared error":
         return signs * (2 * criterion(torch.ones_like(z), torch.zeros_like(z)) / z.numel()).sqrt()

@@ -31,7 +31,7 @@ class CriterionLoss:
         return self.criterion(_call(model, inputs), targets)
 
     def reading(self, model: nn.Module, batch: Batch) -> int:
-        family(self.criterion, "gauss-newton")
+        family(self.criterion, 'fisher="gauss-newton"')
         if getattr(self.criterion, "reduction", "mean") == "none":
             raise ValueError('fisher="gauss-newton" needs a criterion with reduction="mean" or "sum", not "none"')
         return 0
@@ -132,15 +132,15 @@ class OutputLoss:
         return batch, draw_classes(self.parts(model, batch)[1], seeds)
 
 
-def ready_loss(loss_fn: LossFn, output_fn: OutputFn | None, fisher: str) -> CriterionLoss | ModelLoss | OutputLoss:
+def ready_loss(loss_fn: LossFn, output_fn: OutputFn | None, asker: str) -> CriterionLoss | ModelLoss | OutputLoss:
     """A loss that knows the model's outputs; ValueError if neither loss_fn nor output_fn does."""
     if output_fn is not None:
         return OutputLoss(output_fn)
     if isinstance(loss_fn, CriterionLoss | ModelLoss):
         return loss_fn
     ways = "pass output_fn(model, batch) -> logits [samples, ..., classes]"
-    ways += ", or sample_fn(model, batch) -> the batch with labels" if fisher == "sampled" else ""
-    raise ValueError(f'fisher="{fisher}" cannot tell the model\'s outputs from this loss_fn; {ways}')
+    ways += ", or sample_fn(model, batch) -> the batch with labels" if "sampled" in asker else ""
+    raise ValueError(f"{asker} cannot tell the model's outputs from this loss_fn; {ways}")
 
 
 def sampled_loss(loss_fn: LossFn, sample_fn: SampleFn | None, output_fn: OutputFn | None) -> tuple[LossFn, Draw]:
@@ -149,7 +149,7 @@ def sampled_loss(loss_fn: LossFn, sample_fn: SampleFn | None, output_fn: OutputF
         raise ValueError("sample_fn and output_fn do the same in two ways; pass one of them")
     if sample_fn is not None:
         return loss_fn, lambda model, batch, seeds: sample_fn(model, batch)
-    ready = ready_loss(loss_fn, output_fn, "sampled")
+    ready = ready_loss(loss_fn, output_fn, 'fisher="sampled"')
     return ready, ready.draw_labels
 
 
@@ -168,7 +168,7 @@ def draw_classes(logits: Float[Tensor, "n classes ..."], seeds: Sequence[int]) -
     return torch.searchsorted(sums, u.unsqueeze(-1), right=True).squeeze(-1).clamp_max(sums.shape[-1] - 1)
 
 
-def family(criterion: Any, fisher: str) -> Family:
+def family(criterion: Any, asker: str) -> Family:
     """The distribution whose negative log-likelihood the criterion is; ValueError if none is known."""
     if isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss) or criterion in (F.cross_entropy, F.nll_loss):
         return "softmax"  # the softmax of log-probabilities is the probabilities
@@ -178,13 +178,13 @@ def family(criterion: Any, fisher: str) -> Family:
         return "squared error"
     name = getattr(criterion, "__name__", type(criterion).__name__)
     known = "cross-entropy, NLL, binary cross-entropy with logits and squared error"
-    way = "sample_fn(model, batch) -> labelled batch" if fisher == "sampled" else "output_fn(model, batch) -> logits"
-    raise ValueError(f'fisher="{fisher}" knows {known}, not {name}; pass {way}')
+    way = "sample_fn(model, batch) -> labelled batch" if "sampled" in asker else "output_fn(model, batch) -> logits"
+    raise ValueError(f"{asker} knows {known}, not {name}; pass {way}")
 
 
 def draw_targets(criterion: Any, output: Tensor, targets: Tensor, seeds: Sequence[int]) -> Tensor:
     """Targets from the distribution of the criterion's family."""
-    kind = family(criterion, "sampled")
+    kind = family(criterion, 'fisher="sampled"')
     if kind == "sigmoid":
         return (drawn_by_seed(torch.rand, output.double(), seeds) < output.detach().sigmoid()).to(targets.dtype)
     if kind == "squared error":

@@ -50,7 +50,7 @@ def refit(
         RuntimeError: a divergence that is not finite. The model is as it was before, as after any other error.
     """
     check_count("passes", passes)
-    ready, device = ready_loss(loss_fn, output_fn, "gauss-newton"), next(model.parameters()).device
+    ready, device = ready_loss(loss_fn, output_fn, "refit"), next(model.parameters()).device
     given = [move(batch, device) for batch in batches]
     if not given:
         raise ValueError("batches is empty; at least one batch is needed")
@@ -94,7 +94,7 @@ def divergence(ready: Any, model: nn.Module, dense: nn.Module, batch: Batch, rea
     with torch.no_grad():
         aim = ready.parts(dense, batch, reading)[1]
     criterion, z, targets = ready.parts(model, batch, reading)
-    kind = family(criterion, "gauss-newton")
+    kind = family(criterion, "refit")
     if kind == "squared error":
         return F.mse_loss(z, aim)
     if kind == "sigmoid":
