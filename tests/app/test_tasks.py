@@ -143,6 +143,7 @@ def test_errors_in_a_file_are_reported_on_loading(tmp_path, change, message):
         ("train_batches()", "return {'x': 1}",
          r"task.py:14: train_batches\(\) must return an iterable of batches, not a dict"),
         ("evaluate(model)", "return 'good'", r"evaluate\(model\) must return a number, not a str"),
+        ("evaluate(model)", "return torch.ones(2)", r"evaluate\(model\) must return a number, not a Tensor"),
         ("optimizer(parameters)", "return list(parameters)", r"must return a torch.optim.Optimizer, not a list"),
         ("pretrain(model)", "raise RuntimeError('no\\nway')",
          r"task.py:15: pretrain\(\) failed: RuntimeError: no way"),

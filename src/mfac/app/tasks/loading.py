@@ -11,9 +11,10 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from types import ModuleType
-from typing import Any, SupportsFloat
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -58,7 +59,7 @@ FUNCTIONS: dict[str, tuple[tuple[str, ...], Any, str]] = {
     "model": ((), nn.Module, "a torch.nn.Module"),
     "train_batches": ((), Iterable, "an iterable of batches"),
     "loss": (("model", "batch"), object, ""),
-    "evaluate": (("model",), SupportsFloat, "a number"),
+    "evaluate": (("model",), Real, "a number"),
     "eval_batches": ((), Iterable, "an iterable of batches"),
     "optimizer": (("parameters",), Optimizer, "a torch.optim.Optimizer"),
     "pretrain": (("model",), object, ""),
@@ -165,6 +166,8 @@ def _guarded(function: Any, name: str, path: Path) -> Any:
     def call(*arguments: Any) -> Any:
         with _blaming(path, file, f"{name}()"):
             result = function(*arguments)
+        if returned is Real and isinstance(result, Tensor) and result.numel() == 1:
+            result = result.item()
         if not isinstance(result, returned) or (returned is Iterable and isinstance(result, NO_BATCHES)):
             found = "None (is a `return` missing?)" if result is None else f"a {type(result).__name__}"
             raise TaskError(f"{place}: {_call(name)} must return {expected}, not {found}")
