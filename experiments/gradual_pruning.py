@@ -4,10 +4,10 @@
     python -m experiments.gradual_pruning plot    # the picture and the table of the results
 
 This is table 3, practical schedules. All have the same schedule, the paper's cycle of learning rates, momentum reset at
-each step, and the same number of epochs. At 95 and at 98 % a copy is trained for two more. "magnitude, longer"
-trains for as many more mini-batches after each step as `GradualPruner`'s default takes for pruning. Each method has its
-own search of the learning rate: one step to 80 % and half an epoch at each of three rates, on the first 45,000
-training images, by the accuracy on the others. Training is in bfloat16 where that is faster.
+each step, and the same number of epochs. At 95 and at 98 % a copy is trained for two more. Each method has its own
+search of the learning rate: one step to 80 % and half an epoch at each of three rates, on the first 45,000 training
+images, by the accuracy on the others. "magnitude, longer" has the rate of `GradualPruner`'s default, and trains for as
+many more mini-batches after each step as that takes for pruning. Training is in bfloat16 where that is faster.
 """
 
 import argparse
@@ -138,7 +138,7 @@ class Run:
 
 def measure(results: Results, settings: Settings) -> None:
     for name in filter(results.wants, METHODS):
-        searched, found = "magnitude" if name == LONGER else name, {}
+        searched, found = DEFAULT if name == LONGER else name, {}
         for lr in settings.rates:
             search = lambda s=searched, r=lr: Run(s, settings, r, search=True).step()  # noqa: E731
             found[lr] = results.cell(f"search, {searched}, lr {lr:g}", search)["trained"]
