@@ -101,7 +101,7 @@ def random_signs(seed: Int[Tensor, ""], like: Tensor) -> Tensor:
     mixed = _mix(_mix(seed.to(like.device)) + words * GOLDEN)
     bits = (mixed.unsqueeze(1) >> torch.arange(64 - BITS, 64, device=like.device)) & 1
     dtype = like.dtype if like.dtype.itemsize > 2 else torch.float32
-    return (1 - 2 * bits).flatten()[:count].view(like.shape).to(dtype)
+    return 1 - 2 * bits.flatten()[:count].view(like.shape).to(dtype)
 
 
 def _mix(x: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
