@@ -9,9 +9,10 @@
     python -m experiments.optimizers windows              # M-FAC: one learning rate, windows from 16 to 1024
     python -m experiments.optimizers plot                 # the pictures and tables of the results
 
-Each optimizer gets the same search: three settings, a short run each on a part of the training data; the best on the
-held-out part is trained on all of it. All runs lower the learning rate to zero by a cosine. Decoupled decay is 1e-4 a
-step for all at the start. Runs are resumed at their last epoch. Seconds are processor time, without evaluation.
+Each optimizer gets the same search: three settings (Muon, the nearest rival, four), a short run each on a part of the
+training data; the best on the held-out part is trained on all of it. All runs lower the learning rate to zero by a
+cosine. Decoupled decay is 1e-4 a step for all at the start. Runs are resumed at their last epoch. Seconds are processor
+time, without evaluation.
 """
 
 import argparse
@@ -75,7 +76,7 @@ def decayed(make: Callable[..., Any], rates: tuple[float, ...], **options: Any) 
 
 
 def contenders(num_grads: int, damping: float, decay: float, times: float = 1.0) -> dict[str, dict[str, Make]]:
-    """{optimizer: {setting: how to make it}}, three each, their learning rates `times` those of training from scratch.
+    """{optimizer: {setting: how to make it}}, three or four each, at `times` the learning rates from scratch.
 
     M-FAC's decay is that of the paper's ResNet20 table.
     """
@@ -89,7 +90,7 @@ def contenders(num_grads: int, damping: float, decay: float, times: float = 1.0)
     shampoo = partial(rival("ScalableShampoo"), preconditioning_compute_steps=10, decoupled_weight_decay=True)
     return {
         "FullMatrixAdam, orthogonalized": decayed(mfac.FullMatrixAdam, rates(5e-3, 1e-2, 2e-2), orthogonalize=True),
-        "Muon": {f"lr {lr:g}": partial(muon, lr=lr) for lr in rates(2e-2, 4e-2, 8e-2)},
+        "Muon": {f"lr {lr:g}": partial(muon, lr=lr) for lr in rates(1e-2, 2e-2, 4e-2, 8e-2)},
         "FullMatrixAdam": decayed(mfac.FullMatrixAdam, rates(3e-3, 6e-3, 1.2e-2)),
         "SOAP": decayed(rival("SOAP"), rates(1e-3, 3e-3, 1e-2)),
         "AdamW": decayed(torch.optim.AdamW, rates(1e-3, 3e-3, 1e-2)),
@@ -111,21 +112,19 @@ TASKS: dict[str, tuple[Callable[[], Task], dict[str, dict[str, Make]]]] = {
 }
 
 
-def train(
-    task: Task, make: Make, steps: int, seed: int, keep: str | None = None, ledger: Ledger | None = None
-) -> dict[str, Any]:
-    """A run. With `keep`, the key of its cell, it is saved after every pass, with its figures in the ledger."""
+def train(task: Task, make: Make, steps: int, seed: int, key: str = "", ledger: Ledger | None = None) -> dict[str, Any]:
+    """A run. With a ledger, it is saved after every pass, with its figures so far in the cell `key`."""
     model = task.model(seed)
     optimizer = make(list(model.named_parameters()))
     if task.masks is not None:
         mfac.attach_masks(optimizer, task.masks(model), model)
     run = Training(model, optimizer, task.batches(seed), steps, cosine, loss_fn=task.loss_fn,
                    test=task.test, test_every=task.test_every,
-                   keep=None if keep is None else file_of(keep))  # fmt: skip
-    if keep is not None and ledger is not None:
-        run.note = lambda record: ledger.note(keep, {"seed": seed} | thinned(record, task.test_every))
+                   keep=None if ledger is None else file_of(f"{ledger.path.stem}, {key}"))  # fmt: skip
+    if ledger is not None:
+        run.note = lambda record: ledger.note(key, {"seed": seed} | thinned(record, task.test_every))
     record = run.run()
-    return {"seed": seed} | (record if keep is None else thinned(record, task.test_every))
+    return {"seed": seed} | (record if ledger is None else thinned(record, task.test_every))
 
 
 def thinned(record: dict[str, Any], every: int) -> dict[str, Any]:
@@ -156,9 +155,7 @@ def compare(name: str, only: str = "", seeds: int | None = None) -> None:
         count = (task.seeds if label in LEADING or name == "digits" else 1) if seeds is None else seeds
         for seed in range(1, count + 1):
             key = f"run, {label}, {best}, seed {seed}"
-            run = ledger.cell(
-                key, partial(train, task, settings[best], task.steps, seed, keep=f"{name}, {key}", ledger=ledger)
-            )
+            run = ledger.cell(key, partial(train, task, settings[best], task.steps, seed, key=key, ledger=ledger))
             print(f"{label}: {best}, loss {last_loss(run):.4f}, {run['tests'][-1:]}, {run['seconds'][-1]:.0f} s")
 
 
@@ -199,7 +196,7 @@ def plot_task(name: str) -> None:
     cells = Ledger(f"optimizers_{name}", "").cells
     figure, ((by_step, by_second, tested),) = drawing.panels(1, 3, (13, 3.9))
     for number, label in enumerate(TASKS[name][1]):
-        found = {key: run for key, run in cells.items() if key.startswith(f"run, {label}, lr") and run["losses"]}
+        found = {key: run for key, run in cells.items() if key.startswith(f"run, {label}, lr") and run["finished"]}
         if not found:
             continue
         setting = next(iter(found)).removeprefix(f"run, {label}, ").rsplit(", seed", 1)[0]

@@ -188,6 +188,25 @@ def test_a_layer_with_a_prior_that_does_not_fit_is_taken_in_groups(monkeypatch):
     assert max(taken) <= 40_000
 
 
+@pytest.mark.parametrize(("memory", "passes"), [(None, 1), (8000, 1), (1000, 4)])
+def test_sums_over_tokens_serve_all_groups_that_they_fit_beside(memory, passes, monkeypatch):
+    """Two layers over tokens, whose sums take 576 and 1,296 bytes and whose blocks 6,400 and 6,144."""
+    monkeypatch.setattr(layer_sums, "CLUSTERS", 4)
+    torch.manual_seed(0)
+    model, taken, measure = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)), [], RowFisher._pass
+
+    def recorded(self, parts):
+        taken.append(self.passes)
+        measure(self, parts)
+
+    monkeypatch.setattr(RowFisher, "_pass", recorded)
+    batches = [(torch.randn(8, 4, 5), torch.randint(3, (8,))) for _ in range(3)]
+    mfac.prune(
+        model, lambda m, b: F.cross_entropy(m(b[0]).mean(1), b[1]), batches, 0.5, memory=memory, recomputations=1
+    )
+    assert len(taken) == taken[0] == passes
+
+
 @pytest.mark.parametrize("order", ["scores", "greedy"])
 @pytest.mark.parametrize("fisher", ["gauss-newton", "sampled", "empirical"])
 def test_every_fisher_reaches_the_sparsity(fisher, order):

@@ -71,6 +71,7 @@ class RowFisher:
             yield from map(self._measured, self.groups)
         else:
             self._only = self._only or self._measured(self.groups[0])
+            self._known.clear()  # the sums have served
             yield self._only
 
     @property
