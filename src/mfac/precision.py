@@ -88,7 +88,7 @@ class Factors:
         """What answers of the blocks are judged by."""
         if not bool(self._settled[blocks].all()):
             Linv, squares = woodbury.inverse_factor(self.L[blocks]), self.condition.squares[blocks]
-            inverse = Linv.square().sum(1)
+            inverse = torch.linalg.vector_norm(Linv, dim=1).square_()
             growth = (squares * inverse).sum(1)  # the trace, which bounds the norm: often enough, and nearly free
             if not bool((self.condition.gram[blocks] * growth <= NEGLIGIBLE).all()):
                 growth = woodbury.growth(Linv, squares)
@@ -149,6 +149,11 @@ def first_dtype(precision: Precision, stored: torch.dtype, shift: float) -> torc
     return torch.float64 if outside else product_dtype(precision, stored)
 
 
+def block_dtype(precision: Precision) -> torch.dtype:
+    """The dtype of the matrices of blocks in the primal, which must be good enough for every vector."""
+    return torch.float32 if precision == "float32" else torch.float64
+
+
 def gram_dtype(precision: Precision, dtype: torch.dtype, m: int, length: int | None = None) -> torch.dtype:
     """The dtype that is tried first for a Gram matrix of m rows; of each of several blocks, with rows of `length`."""
     cheap = m <= FEW_ROWS or (length is not None and length <= SHORT_BLOCK * m)
@@ -176,9 +181,9 @@ def sample(m: int) -> slice:
     return slice(0, m, max(1, min(m // SAMPLE, SAMPLE)))
 
 
-def gram_error(m: int) -> float:
-    """A bound of ‖D^-½ (K̃ − K) D^-½‖ in float64, and of what a Cholesky factorization adds to it."""
-    return 2 * math.sqrt(m) * EPS64
+def gram_error(m: int, dtype: torch.dtype = torch.float64) -> float:
+    """A bound of ‖D^-½ (K̃ − K) D^-½‖, and of what a Cholesky factorization adds to it; in float32 an estimate."""
+    return 2 * math.sqrt(m) * (EPS64 if dtype == torch.float64 else EPS32)
 
 
 def measured_error(

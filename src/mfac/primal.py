@@ -1,6 +1,6 @@
 """Blocks of at most as many weights as there are gradients: worked in the primal, where the matrices are B x B."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -9,7 +9,7 @@ from torch import Tensor
 from mfac import precision as judge
 from mfac import products, woodbury
 from mfac.pages import BLOCK_PIECE, BlockRun, Pages
-from mfac.precision import Blocks, Factors, Precision
+from mfac.precision import Factors, Precision
 
 Couple = Callable[[Float[Tensor, "blocks b"]], Float[Tensor, "blocks b"]]
 
@@ -17,8 +17,8 @@ Couple = Callable[[Float[Tensor, "blocks b"]], Float[Tensor, "blocks b"]]
 class PrimalBlocks:
     """F_b⁻¹ for the blocks of one run, from the Cholesky factors of F_b = λI + K_b, K_b = G_bᵀ C G_b.
 
-    G is read once, in float32, and again in float64 for those blocks where that is not safe for every vector; after
-    that only if a smaller damping needs more digits.
+    G is read once. K is made in float64 unless float32 is asked for: gradients rarely allow less for every vector, and
+    trying costs more than it saves.
     """
 
     def __init__(
@@ -27,17 +27,15 @@ class PrimalBlocks:
     ):  # fmt: skip
         self.run = run
         self._precision: Precision = precision
-        self._pages, self._weights = pages, weights
         self._factors = Factors(run.count, run.length, damping, device)
         if pages is not None:
-            dtype = judge.first_dtype(precision, pages.dtype, damping)
-            self._build(judge.gram_dtype(precision, dtype, run.length))
+            self._build(pages, weights)
 
     @classmethod
     def from_sums(cls, run: BlockRun, K: Float[Tensor, "blocks b b"], damping: float) -> "PrimalBlocks":
         """From K, which was made in float64 and is overwritten."""
         made = cls(run, damping, K.device)
-        made._accept(slice(0, run.count), K, K.new_full((run.count,), judge.gram_error(run.length)))
+        made._accept(slice(0, run.count), K)
         return made
 
     def apply(self, x: Float[Tensor, "n *k"]) -> Float[Tensor, "n *k"]:
@@ -76,13 +74,11 @@ class PrimalBlocks:
         return {"products": 0, "entries": 0} | self._factors.diagnostics()
 
     def refactor(self, damping: float) -> None:
-        """Changes the damping, from K alone, unless a smaller one needs more digits than K has."""
-        before, bad = self._factors, []
-        self._factors = Factors(self.run.count, self.run.length, damping, before.L.device)
+        """Changes the damping, from K alone."""
+        before, self._factors = self._factors, Factors(self.run.count, self.run.length, damping, self._factors.L.device)
         try:
             for blocks in self._parts():
-                bad.append(self._accept(blocks, before.gram(blocks), before.condition.gram[blocks]))
-            self._build(torch.float64, torch.cat(bad).tolist())
+                self._accept(blocks, before.gram(blocks))
         except Exception:
             self._factors = before
             raise
@@ -143,35 +139,26 @@ class PrimalBlocks:
                 out.index_add_(0, group, 0.5 * (theta_Q * x).sum(-1))
         return out
 
-    def _build(self, dtype: torch.dtype, which: Sequence[bool] | None = None) -> None:
-        """Makes all blocks, or some; those for which float32 is not good enough in float64."""
-        for first, run in [(0, self.run)] if which is None else self.run.parts(which):
-            assert self._pages is not None
-            columns = max(self._pages.columns_at_once(run), run.length)
-            for piece, rows in self._pages.stream(run.pieces(columns)):
-                blocks, G = torch.arange(run.count)[piece.blocks] + first, rows.transpose(1, 2)
-                bad = self._accept(blocks, *_weighted_gram(G, self._weights, dtype))
-                if bool(bad.any()):
-                    self._accept(blocks[bad.cpu()], *_weighted_gram(G[bad], self._weights, torch.float64))
+    def _build(self, pages: Pages, weights: Float[Tensor, " m"] | None) -> None:
+        dtype = judge.block_dtype(self._precision)
+        scale = None if weights is None else (weights * pages.shape[0]).sqrt().to(dtype)
+        columns = max(pages.columns_at_once(self.run), self.run.length)
+        held = torch.empty(0, dtype=dtype, device=pages.device)  # new memory for each piece would take longer than K
+        for piece, rows in pages.stream(self.run.pieces(columns)):
+            held = held if held.numel() >= rows.numel() else held.new_empty(rows.numel())
+            G = held[: rows.numel()].view(rows.shape).copy_(rows).transpose(1, 2)
+            K = products.gram(G if scale is None else G.mul_(scale), dtype).div_(pages.shape[0])
+            if not self._accept(piece.blocks, K):
+                pages.raise_for_rows()
 
-    def _accept(self, blocks: Blocks, K: Float[Tensor, "k b b"], gram: Float[Tensor, " k"]) -> Bool[Tensor, " k"]:
-        """Takes over K, which is overwritten, and its error; returns the blocks that need a better one."""
-        rough = (gram > judge.gram_error(self.run.length)) & (self._precision == "auto")
-        try:
-            finite = self._factors.accept(blocks, K, gram)
-        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-            finite = False
-            if not bool(rough.any()):
-                raise
-        if not finite and not bool(rough.any()):
-            assert self._pages is not None
-            self._pages.raise_for_rows()
-        if not finite or self._precision == "float32":
-            return rough
-        error = judge.primal_error(self._factors.known(blocks), self._factors.shift)
-        bad = rough & ~(error <= judge.PRODUCT_TOLERANCE)
-        judge.check_promise(error[~bad], self._factors.condition.squares, self._factors.shift)
-        return bad
+    def _accept(self, blocks: slice, K: Float[Tensor, "k b b"]) -> bool:
+        """Takes over K, which is overwritten, unless it is not finite."""
+        if not self._factors.accept(blocks, K, judge.gram_error(self.run.length, judge.block_dtype(self._precision))):
+            return False
+        if self._precision != "float32":
+            error = judge.primal_error(self._factors.known(blocks), self._factors.shift)
+            judge.check_promise(error, self._factors.condition.squares, self._factors.shift)
+        return True
 
     def _parts(self) -> Iterator[slice]:
         """Blocks that stay in cache."""
@@ -180,16 +167,3 @@ class PrimalBlocks:
 
     def _split(self, x: Shaped[Tensor, "n *k"]) -> Shaped[Tensor, "blocks b *k"]:
         return x.unflatten(0, (self.run.count, self.run.length))
-
-
-def _weighted_gram(
-    G: Float[Tensor, "blocks b m"], weights: Float[Tensor, " m"] | None, dtype: torch.dtype
-) -> tuple[Float[Tensor, "blocks b b"], Float[Tensor, " blocks"]]:
-    """G_bᵀ C G_b, and its error, measured on some rows."""
-    if weights is not None:
-        K, error = _weighted_gram(G.to(dtype) * weights.sqrt().to(dtype), None, dtype)
-        return K.mul_(G.shape[2]), error
-    K, b, rows = products.gram(G, dtype).div_(G.shape[2]), G.shape[1], judge.sample(G.shape[1])
-    if dtype == torch.float64:
-        return K, K.new_full((len(K),), judge.gram_error(b))
-    return K, judge.measured_error(K, products.gram(G[:, rows], torch.float64).div_(G.shape[2]), rows)

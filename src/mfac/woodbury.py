@@ -38,11 +38,11 @@ def factor(K: Float[Tensor, "*blocks m m"], shift: float, overwrite: bool = Fals
 
 
 def pack(L: Float[Tensor, "*blocks m m"], K: Float[Tensor, "*blocks m m"]) -> Float[Tensor, "*blocks m m"]:
-    """L with K mirrored above it, where solves do not look; the diagonal of K is kept apart.
+    """L with K mirrored above it, where solves do not look; the diagonal of K is kept apart. K is overwritten.
 
     Both lie in memory column by column then.
     """
-    return L.add_(K.tril(-1).transpose(-1, -2))
+    return L.add_(K.tril_(-1).transpose(-1, -2))
 
 
 def unpack(packed: Float[Tensor, "*blocks m m"], diagonal: Float[Tensor, "*blocks m"]) -> Float[Tensor, "*blocks m m"]:
