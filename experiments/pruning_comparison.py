@@ -5,11 +5,11 @@
     python -m experiments.pruning_comparison resnet20 --refit      # each followed by `mfac.refit` to the dense outputs
     python -m experiments.pruning_comparison plot
 
-Every method has the same 64 calibration batches, the same sparsities one after the other from the weights before, the
-same number of recomputations, and batch-norm statistics re-estimated on the same batches before each test. Settings of
-the rivals (damping, scope) are chosen by the loss on other training data, at one sparsity and the first seed, and saved
-with it; `mfac.prune` has its defaults. Seconds are processor time of one thread, without tests. Cells are saved one by
-one, and a command resumes.
+Every method has the same 64 calibration batches, the same number of recomputations to each sparsity, and batch-norm
+statistics re-estimated on the same batches before each test. `mfac.prune` has its defaults, and goes to each sparsity
+from the dense model, to whose outputs it refits; the others go from one sparsity to the next. Settings of the rivals
+(damping, scope) are chosen by the loss on other training data, at one sparsity and the first seed, and saved with it.
+Seconds are processor time of one thread, without tests. Cells are saved one by one, and a command resumes.
 """
 
 import argparse
@@ -113,9 +113,12 @@ def _resnet50() -> Subject:
                    ours=(("memory", "4GB"),))  # fmt: skip
 
 
-OURS, WITHOUT_PRIOR, REFITTED = "mfac.prune", 'mfac.prune, update="joint"', " + mfac.refit"
-IMAGE_METHODS = (OURS, WITHOUT_PRIOR, "K-FAC", "magnitude", "M-FAC (paper)", "L-OBS", "WoodFisher", "Wanda")
-LANGUAGE_METHODS = (OURS, WITHOUT_PRIOR, "K-FAC", "SparseGPT", "Wanda", "magnitude", "L-OBS", "M-FAC (paper)")
+OURS, NOT_REFITTED, WITHOUT_PRIOR = "mfac.prune", "mfac.prune, refit=False", 'mfac.prune, update="joint"'
+REFITTED = " + mfac.refit"
+AFRESH = (OURS, "SparseGPT")  # each sparsity from the dense model
+OWN = (OURS, NOT_REFITTED, WITHOUT_PRIOR)
+IMAGE_METHODS = (*OWN, "K-FAC", "magnitude", "M-FAC (paper)", "L-OBS", "WoodFisher", "Wanda")
+LANGUAGE_METHODS = (*OWN, "K-FAC", "SparseGPT", "Wanda", "magnitude", "L-OBS", "M-FAC (paper)")
 SUBJECTS: dict[str, Callable[[], Subject]] = {
     "resnet20": lambda: _cifar(mfac_resnet20, HALVES),
     "akamaster": lambda: _cifar(akamaster_resnet20, IMAGENET),
@@ -128,6 +131,7 @@ PAPER = {"fisher": "empirical", "num_grads": BATCHES, "block_size": 128}
 # {name: the settings to choose from}
 METHODS: dict[str, list[dict[str, Any]]] = {
     OURS: [{}],
+    NOT_REFITTED: [{"refit": False}],
     WITHOUT_PRIOR: [{"update": "joint"}],
     "magnitude": [{"method": "magnitude", **scope} for scope in SCOPES],
     "Wanda": [{"method": name, "scope": "layer"} for name in ("wanda", "wanda by row")],
@@ -148,10 +152,11 @@ def pruned(
     pattern = {"pattern": "2:4"} if sparsity is None else {}
     if name == "SparseGPT":
         return sparse_gpt(model, subject.loss_fn, batches, sparsity, **pattern, **settings)
-    shared = {"recomputations": recomputations, "seed": seed, "progress": False, "recalibrate": False, **pattern}
-    if name in (OURS, WITHOUT_PRIOR):
+    shared = {"recomputations": recomputations, "seed": seed, "progress": False, **pattern}
+    if name in OWN:
         settings = dict(subject.ours) | settings
         return mfac.prune(model, subject.loss_fn, batches, sparsity, masks=masks, **shared, **settings).masks
+    shared["recalibrate"] = False
     if settings["method"] != "magnitude":
         shared |= {"num_grads": BATCHES, "loss_batches": 1}
     return prune(model, subject.loss_fn, batches, sparsity, masks=masks, **shared | settings).masks
@@ -204,17 +209,20 @@ def loss(model: nn.Module, loss_fn: LossFn, batches: Batches) -> float:
 def row(
     subject: Subject, name: str, settings: dict[str, Any], seed: int, two_four: bool, refitted: bool
 ) -> dict[str, Any]:
-    """{sparsity: its cell}: each stage starts from the one before, SparseGPT from the dense model.
+    """{sparsity: its cell}: each stage starts from the one before, or from the dense model.
 
     A copy is refitted for the test.
     """
     model, batches, masks, cells = subject.model(), subject.calibration(seed), None, {}
     stages: dict[float | None, int] = {None: 4} if two_four else dict(subject.stages)
+    so_far = 0
     for sparsity, recomputations in stages.items():
-        if name == "SparseGPT":
+        so_far += recomputations
+        if name in AFRESH:
             model, masks = subject.model(), None
+        steps = so_far if name in AFRESH else recomputations
         start = time.process_time()
-        masks = pruned(subject, name, model, batches, sparsity, recomputations, masks, settings, seed)
+        masks = pruned(subject, name, model, batches, sparsity, steps, masks, settings, seed)
         seconds = round(time.process_time() - start, 1)
         kept = sum(int(mask.sum()) for mask in masks.values()) / sum(mask.numel() for mask in masks.values())
         cell = tested(refit(subject, model, batches, masks) if refitted else model, batches, subject.test)
@@ -245,7 +253,7 @@ def means(cells: dict[str, Any], name: str) -> dict[str, tuple[float, float, int
         seconds = 0.0
         if key.startswith(f"{name}, seed"):
             for sparsity, cell in row["cells"].items():
-                seconds = cell["seconds"] + (0.0 if name == "SparseGPT" else seconds)
+                seconds = cell["seconds"] + (0.0 if name in AFRESH else seconds)
                 found.setdefault(sparsity, []).append((next(iter(cell.values())), seconds))
     return {key: (*(sum(column) / len(pairs) for column in zip(*pairs, strict=True)), len(pairs))
             for key, pairs in found.items()}  # fmt: skip

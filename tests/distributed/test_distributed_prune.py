@@ -211,6 +211,7 @@ REFUSED = {
     ),
     "update must be one of 'auto', 'joint', 'obs', 'none', not 'magic'": lambda model: {"update": "magic"},
     "rows_dir is for one process": {"rows_dir": "."},
+    "refit=True is for one process": {"refit": True},
     "pattern channel with the full matrix works on one process": {"pattern": "channel", "block_size": None},
 }
 

@@ -1,6 +1,7 @@
 """Refitting: a pruned model is brought back to the outputs of the dense one, or left as it was."""
 
 import copy
+import sys
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import mfac
+from mfac.pruning import Pruner, PruningOptions
 from mfac.pruning.refit import divergence
 
 SQUARED, SOFTMAX = (mfac.criterion_loss(criterion) for criterion in (nn.MSELoss(), nn.CrossEntropyLoss()))
@@ -125,3 +127,83 @@ def test_arguments_that_do_not_fit(change, words):
     given["dense"] = given["dense"] or model
     with pytest.raises(ValueError, match=words):
         mfac.refit(model, **given)
+
+
+BATCHES = [(torch.randn(32, 6, generator=torch.Generator().manual_seed(k)), torch.arange(32) % 3) for k in range(16)]
+
+
+def pruned(model=None, loss_fn=SOFTMAX, **options):
+    model = normed() if model is None else model
+    options = {"recomputations": 2, "seed": 0} | options
+    return model, mfac.prune(model, loss_fn, BATCHES, 0.7, **options).masks
+
+
+@torch.no_grad()
+def distance(model):
+    inputs = torch.cat([inputs for inputs, _ in BATCHES])
+    outputs = (each.eval()(inputs).log_softmax(1) for each in (model, normed()))
+    return F.kl_div(*outputs, log_target=True, reduction="batchmean")
+
+
+def test_pruning_ends_with_a_refit_that_brings_the_outputs_closer():
+    (model, masks), (plain, same_masks) = pruned(), pruned(refit=False)
+    assert same(masks, same_masks)
+    assert distance(model) < 0.9 * distance(plain)
+    assert not torch.equal(model[4].bias, plain[4].bias)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"update": "joint"},
+        {"recalibrate": False},
+        {"fisher": "empirical"},
+        {"block_size": 8},
+        {"method": "magnitude"},
+        {"loss_fn": lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])},
+    ],
+    ids=str,
+)
+def test_it_is_part_of_the_default_method_only(options):
+    assert same(state_of(pruned(**options)[0]), state_of(pruned(**options, refit=False)[0]))
+
+
+def test_a_refit_that_does_not_help_is_undone(monkeypatch):
+    monkeypatch.setattr(sys.modules["mfac.pruning.refit"], "RATES", (1e3, 1e30))
+    assert same(state_of(pruned()[0]), state_of(pruned(refit=False)[0]))
+
+
+def test_magnitude_with_a_refit_that_was_asked_for():
+    (model, masks), (plain, _) = pruned(method="magnitude", refit=True), pruned(method="magnitude", refit=False)
+    assert distance(model) < 0.8 * distance(plain)
+    assert all(not dict(model.named_parameters())[name][~mask].any() for name, mask in masks.items())
+
+
+def test_a_model_that_cannot_be_copied_is_not_refitted():
+    model = normed()
+    model.handle = (number for number in range(3))
+    with pytest.warns(UserWarning, match="cannot be copied .*so it is not refitted; refit=False says so"):
+        pruned(model)
+    del model.handle
+    assert same(state_of(model), state_of(pruned(refit=False)[0]))
+
+
+def test_a_run_is_resumed_from_the_dense_weights():
+    model, options = normed(), PruningOptions(recomputations=2, seed=0)
+    pruner = Pruner(model, SOFTMAX, BATCHES, 0.7, options)
+    pruner.step()
+    state, weights = pruner.state_dict(), state_of(model)
+    other = Pruner(model, SOFTMAX, BATCHES, 0.7, options)
+    with pytest.raises(ValueError, match="began with other weights; build the Pruner with the model as it was before"):
+        other.load_state_dict(state)
+    model = normed()
+    resumed = Pruner(model, SOFTMAX, BATCHES, 0.7, options)
+    resumed.load_state_dict(state)
+    model.load_state_dict(weights)
+    resumed.run()
+    assert same(state_of(model), state_of(pruned()[0]))
+
+
+def test_what_refit_can_be():
+    with pytest.raises(ValueError, match='refit must be "auto", True or False, not 3'):
+        pruned(refit=3)

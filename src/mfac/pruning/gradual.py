@@ -55,7 +55,7 @@ class GradualPruner:
         pattern: str | None = None, targets: Names = None, ignore: Names = None, method: str = "mfac",
         order: str = "scores", floor: float = 1, per_sample: bool = False, fisher: str = "auto",
         output_fn: OutputFn | None = None, recalibrate: bool | str | Iterable[Batch] = "auto",
-        bn_batches: Iterable[Batch] | None = None, loss_batches: int = 4,
+        refit: bool | str = "auto", bn_batches: Iterable[Batch] | None = None, loss_batches: int = 4,
         rows_dir: str | os.PathLike[str] | None = None, memory: int | str | None = None, progress: bool | None = None,
         on_step: Callable[[PruningResult], None] | None = None, process_group: dist.ProcessGroup | None = None,
     ):  # fmt: skip

@@ -46,6 +46,7 @@ class PruningOptions:
     fisher: str = "auto"
     output_fn: OutputFn | None = None
     recalibrate: bool | str | Iterable[Batch] = "auto"
+    refit: bool | str = "auto"
     bn_batches: Iterable[Batch] | None = None
     loss_batches: int = 4
     rows_dir: str | os.PathLike[str] | None = None
@@ -74,6 +75,8 @@ class PruningOptions:
         parse_bytes(self.memory)
         if isinstance(self.recalibrate, str) and self.recalibrate != "auto":
             raise ValueError(f'recalibrate must be "auto", True, False or batches, not {self.recalibrate!r}')
+        if self.refit not in (True, False, "auto"):
+            raise ValueError(f'refit must be "auto", True or False, not {self.refit!r}')
         chosen = {"method": METHODS, "update": UPDATES, "scope": SCOPES, "order": ORDERS, "fisher": FISHERS,
                   "prior": PRIORS}  # fmt: skip
         for name, choices in chosen.items():
@@ -89,6 +92,8 @@ class PruningOptions:
 
     def _check_combinations(self, ranks: int) -> None:
         pattern = parse_pattern(self.pattern)
+        if ranks > 1 and self.refit is True:
+            raise ValueError("refit=True is for one process; with a process_group leave it out")
         if self.order == "greedy" and (self.method != "mfac" or pattern is not None):
             raise ValueError('order="greedy" requires method="mfac" without a pattern; use order="scores"')
         if self.prior == "kron" and self.block_size != "row":
@@ -101,6 +106,13 @@ class PruningOptions:
         full = ranks > 1 and self.method == "mfac" and self.block_size is None
         if full and isinstance(pattern, Slices) and pattern.kind != "row":
             raise ValueError(f"pattern {pattern} with the full matrix works on one process only; give a block_size")
+
+    @property
+    def refits(self) -> bool:
+        """Whether the model is fitted to the outputs that it had; "auto": with all other defaults that matter to it."""
+        usual = self.by_output and self.update == "auto" and self.fisher == "gauss-newton"
+        usual = usual and self.recalibrate is not False and self.process_group is None
+        return usual if self.refit == "auto" else bool(self.refit)
 
     @property
     def by_output(self) -> bool:

@@ -22,7 +22,7 @@ def prune(
     pattern: str | None = None, targets: Names = None, ignore: Names = None, masks: Masks = None, method: str = "mfac",
     order: str = "scores", floor: float = 1, per_sample: bool = False, fisher: str = "auto",
     output_fn: OutputFn | None = None, recalibrate: bool | str | Iterable[Batch] = "auto",
-    bn_batches: Iterable[Batch] | None = None, loss_batches: int = 4,
+    refit: bool | str = "auto", bn_batches: Iterable[Batch] | None = None, loss_batches: int = 4,
     rows_dir: str | os.PathLike[str] | None = None, memory: int | str | None = None, seed: int | None = None,
     progress: bool | None = None, on_step: Callable[[PruningResult], None] | None = None,
     process_group: dist.ProcessGroup | None = None,
@@ -66,6 +66,9 @@ def prune(
         output_fn: (model, batch) -> logits [samples, ..., classes]; ready losses know theirs.
         recalibrate: re-estimate batch-norm statistics at the end: "auto" and True: on as many batches as a step takes
             ("auto": if the model has any); False; or batches of your own.
+        refit: fit all that is left to the outputs from before, at the end, by `mfac.refit` on as many batches as a step
+            takes: True, False, or "auto": on one process, by output with fisher="gauss-newton" and update="auto",
+            unless `recalibrate` is False. Kept only if the outputs on every eighth batch, left out of it, come closer.
         bn_batches: batches on which batch-norm statistics are re-estimated after each step; None: they stay.
         loss_batches: how many batches the reported loss is taken over.
         rows_dir: a folder for the gradients where they do not fit in memory.

@@ -33,6 +33,7 @@ from mfac.pruning.batch_stream import BatchStream, generator_state, set_generato
 from mfac.pruning.curvature import Curvature, FisherCurvature
 from mfac.pruning.options import PruningOptions
 from mfac.pruning.patterns import Slices, parse_pattern
+from mfac.pruning.refit import copied, fingerprint, refit_if_closer
 from mfac.pruning.result import PruningResult, StepRecord
 from mfac.pruning.row_fisher import DAMPING, RowFisher, num_samples
 from mfac.pruning.selection import Pool, Selection, Sparsity, least_kept, plan_steps
@@ -109,6 +110,8 @@ class Pruner:
             self.stream.needed = f" ({self.total} recomputations need {self.total * self.num_batches} batches)"
             # Checks what the gradients are taken of, before anything is done.
             collection = fisher.collection(start)
+            self.options = options
+            self._dense = copied(model) if options.refits else None
         if ranks.size > 1:
             shared = {"sparsity": sparsity} | {name: getattr(options, name) for name in SHARED}
             check_ranks(ranks, collection, shared | {"bn_batches": options.bn_batches is not None})
@@ -162,12 +165,16 @@ class Pruner:
             "start": self._start,
             "stream": self.stream.state_dict(),
             "bn_generator": generator_state(self.options.bn_batches),
+            "dense": fingerprint(self._dense),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resumes from a saved state, skipping batches drawn before; load the model's weights as well."""
         if state.get("plan") != self._plain_plan():
             raise ValueError("the state was saved by a run with another plan; build it with the same arguments")
+        if state["dense"] != fingerprint(self._dense):
+            raise ValueError("the state was saved by a run that began with other weights; build the Pruner with the "
+                             "model as it was before pruning, then load the weights of both")  # fmt: skip
         self.stream.load_state_dict(state["stream"], state["start"])
         self._start = state["start"]
         self._loss_batches = self.stream.peek(self.options.loss_batches)
@@ -203,18 +210,27 @@ class Pruner:
         with self.weights.all_or_nothing():
             with self._ranks.together("writing the weights"):
                 self.weights.write(layout, theta, removed)
-            batches, model = self._norm_batches(is_last), self.weights.model
-            if batches is not None:
-                drawn = self.options.bn_batches is None and self.options.recalibrate in ("auto", True)
-                with self._ranks.together("batch-norm statistics"):
-                    norms = recalibrate(model, batches, partial(self._loss_fn, model) if drawn else None)
-                if self._ranks.size > 1:
-                    average_statistics(norms, self._ranks.sum_)
+            self._recalibrate(is_last)
+            if is_last and self._dense is not None:
+                batches, masks = self.stream.peek(self.num_batches), {**self.weights.other_masks, **self.weights.masks}
+                output_fn = self.options.output_fn
+                if refit_if_closer(self.weights.model, self._dense, self._loss_fn, batches, masks, output_fn):
+                    self._recalibrate(is_last)
             loss = self._mean_loss()
             if not math.isfinite(loss):
                 hint = "use a larger damping or more recomputations"
                 raise RuntimeError(f"the loss became {loss} in this step, which is undone; {hint}")
             return loss
+
+    def _recalibrate(self, is_last: bool) -> None:
+        batches, model = self._norm_batches(is_last), self.weights.model
+        if batches is None:
+            return
+        drawn = self.options.bn_batches is None and self.options.recalibrate in ("auto", True)
+        with self._ranks.together("batch-norm statistics"):
+            norms = recalibrate(model, batches, partial(self._loss_fn, model) if drawn else None)
+        if self._ranks.size > 1:
+            average_statistics(norms, self._ranks.sum_)
 
     def _norm_batches(self, is_last: bool) -> Iterable[Batch] | None:
         """What batch-norm statistics are re-estimated on after this step; None: they stay."""

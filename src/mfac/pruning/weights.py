@@ -69,7 +69,7 @@ class MaskedWeights:
         """Restores weights, masks and the model's buffers if the block inside raises."""
         masks = dict(self.masks)
         try:
-            with restored_on_error([*self.targets.values(), *self.model.buffers()]):
+            with restored_on_error([*self.model.parameters(), *self.model.buffers()]):
                 yield
         except BaseException:
             self.masks = masks
