@@ -207,3 +207,13 @@ def test_a_run_is_resumed_from_the_dense_weights():
 def test_what_refit_can_be():
     with pytest.raises(ValueError, match='refit must be "auto", True or False, not 3'):
         pruned(refit=3)
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_pruning_and_refitting_where_gradients_are_off(context):
+    model, twin, dense = normed(), normed(), normed()
+    with context():
+        masks = pruned(model)[1]
+        mfac.refit(model, dense, SOFTMAX, BATCHES, masks)
+    mfac.refit(twin, dense, SOFTMAX, BATCHES, pruned(twin)[1])
+    assert same(state_of(model), state_of(twin))

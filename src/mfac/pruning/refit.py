@@ -27,6 +27,7 @@ class NotCloserError(RuntimeError):
     """Refitting did not bring the outputs closer."""
 
 
+@torch.inference_mode(False)
 def refit(
     model: nn.Module, dense: nn.Module, loss_fn: LossFn, batches: Iterable[Batch], masks: Mapping[Any, Tensor], *,
     passes: int = 4, lr: float = 1e-3, output_fn: OutputFn | None = None,

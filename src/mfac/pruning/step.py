@@ -79,6 +79,7 @@ class Pruner:
     The arguments are those of `mfac.prune`; a `method` takes the place of `options.method`.
     """
 
+    @torch.inference_mode(False)
     def __init__(
         self, model: nn.Module, loss_fn: LossFn, batches: Iterable[Batch], sparsity: Sparsity,
         options: PruningOptions = DEFAULTS, masks: Masks = None, method: Method | None = None,
@@ -140,6 +141,7 @@ class Pruner:
                     on_step(self.result)
         return self.result
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def step(self) -> StepRecord:
         if self.done:
