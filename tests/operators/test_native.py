@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import tempfile
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -80,22 +81,15 @@ def test_nothing_depends_on_the_number_of_threads(kind, monkeypatch):
     assert all(torch.equal(one, first) for answer in answers for one, first in zip(answer, answers[0], strict=True))
 
 
-def failing(error):
-    def fail(*args, **options):
-        raise error
-
-    return fail
-
-
 @pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize(
     ("place", "name", "instead"),
     [
         (shutil, "which", lambda name: None),
-        (subprocess, "run", failing(subprocess.CalledProcessError(1, "cc"))),
-        (subprocess, "run", failing(subprocess.TimeoutExpired("cc", 10))),
+        (subprocess, "run", Mock(side_effect=subprocess.CalledProcessError(1, "cc"))),
+        (subprocess, "run", Mock(side_effect=subprocess.TimeoutExpired("cc", 10))),
         (subprocess, "run", lambda *args, **options: None),  # which leaves no library
-        (tempfile, "mkdtemp", failing(FileNotFoundError("no usable temporary directory found"))),
+        (tempfile, "mkdtemp", Mock(side_effect=FileNotFoundError("no usable temporary directory found"))),
         (native, "SOURCE", native.SOURCE.with_name("nowhere.c")),
         (native, "_allowed", False),
     ],

@@ -6,7 +6,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from cases import mixed, repeating
+from cases import fill, mixed, repeating
 from states import through_a_file, unchanged
 
 import mfac
@@ -34,10 +34,7 @@ def window(kind, m=M, d=D, damping=1e-2, **options):
 
 
 def filled(kind, count=M + 3, **options):
-    op = window(kind, **options)
-    for row in mixed(count, D):
-        op.update(row)
-    return op
+    return fill(window(kind, **options), mixed(count, D))
 
 
 def built(kind, m=M, d=D):
@@ -223,9 +220,7 @@ def test_an_error_is_kept_by_another_top_k_and_by_nothing_else():
     ("there", "here"), [(torch.float32, torch.float16), (torch.bfloat16, torch.float16), (torch.float64, mfac.TopK())]
 )
 def test_rows_beyond_the_range_of_a_storage_are_refused_when_they_are_loaded(there, here):
-    op, fresh = window(there), filled(here)
-    for row in mixed(3, D):
-        op.update(row)
+    op, fresh = fill(window(there), mixed(3, D)), filled(here)
     op.update(mixed(1, D, dtype=torch.float64)[0] * (1e6 if there != torch.float64 else 1e39))
     message = r"row 3 of the saved window, stored in torch.*, has numbers that .* cannot"
     with unchanged(fresh), pytest.raises(ValueError, match=message):
@@ -236,8 +231,7 @@ def test_rows_beyond_the_range_of_a_storage_are_refused_when_they_are_loaded(the
 def test_a_state_whose_rows_went_on_is_refused(kind):
     op = filled(kind)
     state = op.state_dict()
-    for row in 2 * mixed(M, D, seed=3):
-        op.update(row)
+    fill(op, 2 * mixed(M, D, seed=3))
     with pytest.raises(ValueError, match="deep-copy it before the next update"):
         window(kind).load_state_dict(state)
 

@@ -99,6 +99,13 @@ def weighted(rows, damping, folder, block_size=None):
     return Built(op, rows, block_size and spans([rows.shape[1]], block_size), weights)
 
 
+def fill(op, rows):
+    """A window into which these rows have gone, one after the other."""
+    for row in rows:
+        op.update(row)
+    return op
+
+
 def dynamic(rows, damping, folder, window=None, laps=2.5, devices=None):
     """A window that went round and was filled out of order, and holds just these rows at the end."""
     m, d = rows.shape
@@ -119,9 +126,7 @@ def half_full(rows, damping, folder):
     m, d = rows.shape
     answers = torch.float64 if rows.dtype == torch.float64 else torch.float32
     op = mfac.DynamicInverseFisher(2 * m, d, damping, dtype=answers, window=rows.dtype, normalize="full")
-    for row in rows:
-        op.update(row)
-    return Built(op, rows, weights=torch.full((m,), 1 / (2 * m), dtype=torch.float64))
+    return Built(fill(op, rows), rows, weights=torch.full((m,), 1 / (2 * m), dtype=torch.float64))
 
 
 OPERATORS: dict[str, Callable[[Tensor, float, Any], Built]] = {
