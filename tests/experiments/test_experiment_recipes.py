@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from models import failing_loss
 from public_data import needs_data
 from torch import nn
 
@@ -54,17 +55,10 @@ def test_a_recipe_runs_draws_and_is_not_run_twice(name, tmp_path, capsys):
 
 def test_an_interrupted_training_ends_as_one_that_was_not(tmp_path):
     def training(keep=None, stop=None):
-        model, calls = network(), []
-
-        def loss_fn(model, batch):
-            calls.append(1)
-            if len(calls) == stop:
-                raise KeyboardInterrupt
-            return cross_entropy(model, batch)
-
+        model = network()
         optimizer = mfac.MFAC(model.parameters(), 0.1, 3, 0.1, normalize="sum")
         run = Training(model, optimizer, Batches(), 6, drops(0.5), keep=keep, test=lambda m: {}, test_every=2)
-        run.loss_fn = loss_fn
+        run.loss_fn = failing_loss(stop, KeyboardInterrupt(), cross_entropy)
         return run
 
     path = tmp_path / "run.pt"
