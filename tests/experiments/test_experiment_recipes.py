@@ -4,6 +4,7 @@ import importlib
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -100,24 +101,16 @@ def test_overheads_are_ratios_of_the_best_and_of_the_medians():
 
 
 def test_all_recipes_run_one_after_the_other(tmp_path, monkeypatch, capsys):
-    calls = []
-
-    def failing(results, settings):
-        calls.append("bad")
-        raise RuntimeError("no data")
-
-    def good(results, settings):
-        calls.append("good")
-
-    settings = table1.Settings()
-    recipes = {
-        "bad": Recipe("bad", "first", failing, lambda results, settings: tmp_path / "a.png", settings, settings, 1),
-        "good": Recipe("good", "second", good, lambda results, settings: tmp_path / "b.png", settings, settings, 1),
-    }
-    monkeypatch.setattr(command, "RECIPES", recipes)
+    recipes, settings = Mock(), table1.Settings()
+    recipes.bad.side_effect = RuntimeError("no data")
+    made = [
+        Recipe("bad", "first", recipes.bad, lambda results, settings: tmp_path / "a.png", settings, settings, 1),
+        Recipe("good", "second", recipes.good, lambda results, settings: tmp_path / "b.png", settings, settings, 1),
+    ]
+    monkeypatch.setattr(command, "RECIPES", {recipe.name: recipe for recipe in made})
     with pytest.raises(SystemExit, match="failed: bad"):
         command.run_all(Request("small", tmp_path))
-    assert calls == ["bad", "good"]
+    assert [name for name, *_ in recipes.mock_calls] == ["bad", "good"]
     out = capsys.readouterr().out
     assert "1 of 2: bad failed: RuntimeError: no data" in out
     assert "2 of 2: good, second" in out
