@@ -105,13 +105,6 @@ def test_a_state_goes_from_devices_to_devices_and_to_one(window):
     assert torch.equal(same.update_and_apply(g), op.update_and_apply(g))
 
 
-def test_a_window_on_devices_can_be_widened():
-    op = DynamicInverseFisher(M, D, LAMBDA, dtype=torch.float64, devices=DEVICES)
-    op.update(gradients()[0])
-    op.widen(4)
-    assert torch.equal(op.rows[0], torch.cat((gradients()[0], torch.zeros(4, dtype=torch.float64))))
-
-
 def test_an_optimizer_on_devices_trains_as_on_one():
     one, many = Training(None, "ddp"), Training(None, "ddp", devices=DEVICES)
     one.steps(range(12))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import mfac
+from mfac.windows.storage import as_kind
 
 
 def mixed(m, d, norm=1.0, dtype=torch.float32, seed=0):
@@ -104,6 +105,15 @@ def fill(op, rows):
     for row in rows:
         op.update(row)
     return op
+
+
+def stored(rows, kind):
+    """The storage of a window of this kind with these rows, and what they have become in it."""
+    storage, written = as_kind(kind).build(*rows.shape, torch.device("cpu")), []
+    for k, row in enumerate(rows):
+        written.append(storage.encode(row))
+        storage.write(k, written[-1])
+    return storage, torch.stack([each.dense for each in written])
 
 
 def dynamic(rows, damping, folder, window=None, laps=2.5, devices=None):
