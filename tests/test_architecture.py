@@ -84,15 +84,12 @@ def test_importing_mfac_imports_nothing_heavy():
             assert not names & heavy, path
 
 
-def calls(path):
-    return [ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-
-
 @pytest.mark.parametrize("module", MODULES)
 def test_no_print_no_logging_set_up_no_global_torch_flag(module):
     forbidden = {"torch.set_default_dtype", "torch.set_num_threads", "torch.set_float32_matmul_precision",
                  "torch.use_deterministic_algorithms", "torch.manual_seed", "logging.basicConfig", "print"}  # fmt: skip
-    used = set(calls(MODULES[module]))
+    tree = ast.parse(MODULES[module].read_text())
+    used = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     if module == "gradients.model_state":  # which restores the random states it has set
         forbidden.remove("torch.manual_seed")
     assert module.startswith("app") or not used & forbidden

@@ -152,14 +152,10 @@ def test_displays_with_and_without_a_terminal(capsys):
     assert all(part in text for part in ("a word", "mfac-0.9", "4/4", "loss 0.1"))
 
 
-@pytest.fixture
-def short(monkeypatch):
+def test_the_demo_ends_with_tables_a_picture_and_a_report(tmp_path, monkeypatch):
     options = replace(demo.PRUNING.options, recomputations=2)
     monkeypatch.setattr(demo, "PRUNING", replace(demo.PRUNING, sparsities=(0.9,), options=options))
     monkeypatch.setattr(demo, "TRAINING", replace(demo.TRAINING, seeds=(1,), epochs=1))
-
-
-def test_the_demo_ends_with_tables_a_picture_and_a_report(short, tmp_path):
     folder = tmp_path / "demo"
     result = mfac("demo", "--out", folder)
     assert result.exit_code == 0, result.output

@@ -93,6 +93,9 @@ def test_update_none_leaves_the_remaining_weights_as_they_are(tmp_path):
     ("arguments", "code", "words"),
     [
         (["prune", "--sparsity", "1.5"], 1, "sparsity is the fraction of zeros, a number from 0 to 1"),
+        (["prune", "--sparsity", "90"], 1, "did you mean 0.9"),
+        (["prune", "--sparsity", "0.9", "--pattern", "2:4"], 1, "has a sparsity of its own, 0.5; leave sparsity out"),
+        (["prune", "--gradual", "--epochs", "0"], 1, "epochs must be 1 or more, not 0"),
         (["prune", "--method", "magic"], 2, "'magic' is not one of mfac, magnitude, diagonal"),
         (["prune", "--block-size", "0"], 1, 'block_size must be a positive int, "row"'),
         (["prune", "--damping", "much"], 1, "damping must be a positive number or \"auto\", not 'much'"),
@@ -106,6 +109,8 @@ def test_update_none_leaves_the_remaining_weights_as_they_are(tmp_path):
         (["train", "--lr", "adam=0.1"], 2, "adam is not one of full-matrix-adam, adamw"),
         (["train", "--optimizer", "task"], 1, "the task small defines no optimizer"),
         (["train", "--lr", "-1"], 1, "lr must be 0 or more"),
+        (["train", "--optimizer", "sgd", "--optimizer", "sgd"], 1, "give at least one optimizer, without repeats, not"),
+        (["train", "--seed", "1", "--seed", "1"], 1, "give at least one seed, without repeats, not 1, 1"),
         (["train", "--num-grads", "100000000"], 1, "GiB"),
         (["train", "--num-grads", "adamw=5"], 2, "adamw has no such option"),
         (["plan", "--train", "--steps", "0"], 1, "steps must be a positive int, not 0"),

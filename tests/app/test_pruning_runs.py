@@ -143,19 +143,9 @@ def test_gradual_pruning_trains_between_its_steps_and_leaves_the_random_state_al
     assert mfac.sparsity_report(model).removed == round(0.8 * 192)
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        (replace(ONE_SHOT, sparsities=(90,)), "did you mean 0.9"),
-        (with_options(ONE_SHOT, (0.9,), pattern="2:4"), "has a sparsity of its own, 0.5; leave sparsity out"),
-        (replace(ONE_SHOT, epochs=0), "epochs must be 1 or more, not 0"),
-        (replace(TRAINING, optimizers=()), "give at least one optimizer, without repeats, not none"),
-        (replace(TRAINING, seeds=(1, 1)), "give at least one seed, without repeats, not 1, 1"),
-    ],
-)
-def test_invalid_settings_are_reported_before_anything_is_written(tmp_path, settings, words):
-    with pytest.raises(ValueError, match=words):
-        run(tmp_path / "run", settings)
+def test_a_run_of_no_optimizer_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(ValueError, match="give at least one optimizer, without repeats, not none"):
+        run(tmp_path / "run", replace(TRAINING, optimizers=()))
     assert not (tmp_path / "run").exists()
 
 

@@ -98,29 +98,23 @@ def test_every_rank_resumes_from_its_own_file_bit_for_bit(group, way, window):
     assert all(map(torch.equal, training.weights(), twin.weights()))
 
 
-def loads_whole_state(group, way, state, options):
-    training = Training(group, way, **options)
-    whole = Training(None, "ddp", **options).steps(range(SAVED))
-    if training.placed:
-        options = StateDictOptions(full_state_dict=True)
-        set_model_state_dict(training.model, whole.model.state_dict(), options=options)
-    else:
-        training.model.load_state_dict(whole.model.state_dict())
-    training.optimizer.load_state_dict(through_a_file(state))
-    return training.steps(range(SAVED, SAVED + MORE)).weights()
-
-
 @pytest.mark.parametrize(
     ("way", "window"), [("ddp", None), ("fsdp", None), ("fsdp", Int8(block=8)), ("ddp", TopK(1.0, block=8))], ids=str
 )
-def test_the_state_of_one_process_is_loaded_on_ranks(rank_pool, way, window):
+@on_ranks(3)
+def test_the_state_of_one_process_is_loaded_on_ranks(group, way, window):
     """Exactly where rows are a matrix; compressed ones are compressed anew, in blocks of each rank's columns."""
     options = {"momentum": 0.9, "masked": True, "window": window}
-    training = Training(None, "ddp", **options).steps(range(SAVED))
-    state = training.optimizer.state_dict()
-    ranks = rank_pool.run(3, loads_whole_state, way, state, options)
+    training, whole = Training(group, way, **options), Training(None, "ddp", **options).steps(range(SAVED))
+    if training.placed:
+        full = StateDictOptions(full_state_dict=True)
+        set_model_state_dict(training.model, whole.model.state_dict(), options=full)
+    else:
+        training.model.load_state_dict(whole.model.state_dict())
+    training.optimizer.load_state_dict(through_a_file(whole.optimizer.state_dict()))
+    weights, expected = (each.steps(range(SAVED, SAVED + MORE)).weights() for each in (training, whole))
     tolerance = {"rtol": 1e-10, "atol": 1e-12} if window is None else {"rtol": 1e-2, "atol": 1e-2}
-    torch.testing.assert_close(ranks[0], training.steps(range(SAVED, SAVED + MORE)).weights(), **tolerance)
+    torch.testing.assert_close(weights, expected, **tolerance)
 
 
 @pytest.mark.parametrize(

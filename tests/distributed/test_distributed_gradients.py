@@ -1,12 +1,12 @@
 """Rows that several ranks make, each from its own batches, and columns that each keeps: those of one process."""
 
 import re
-from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
-from models import cross_entropy, mlp
+from models import cross_entropy, failing_loss, mlp
 from processes import peak
 from rank_pool import on_ranks
 from torch import nn
@@ -25,23 +25,16 @@ NUM_BATCHES = 13
 
 def problem():
     """A model in float64 and 13 batches of three samples."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double()
-    inputs, targets = torch.randn(3 * NUM_BATCHES, 5).double(), torch.randint(3, (3 * NUM_BATCHES,))
-    return model, list(zip(inputs.split(3), targets.split(3), strict=True))
+    case = mlp(3 * NUM_BATCHES)
+    return case.model.double(), [(inputs.double(), targets) for inputs, targets in case.batches(3)]
 
 
 def sizes_of(model):
     return [parameter.numel() for parameter in model.parameters()]
 
 
-@contextmanager
 def pieces_of(piece_bytes):
-    before, exchange.PIECE_BYTES = exchange.PIECE_BYTES, piece_bytes
-    try:
-        yield
-    finally:
-        exchange.PIECE_BYTES = before
+    return patch.object(exchange, "PIECE_BYTES", piece_bytes)
 
 
 def collected(group, num_grads, options, piece_rows=100):
@@ -111,33 +104,22 @@ def one_sample_after_the_other(group, num_grads, chunk_size):
         return collect_gradients(case.model, case.loss_fn, loader, num_grads, **options)
 
 
-def accumulated(group, num_grads, block_size):
-    model, batches = problem()
-    rank, size = group.rank(), group.size()
-    blocks = accumulate_fisher(model, cross_entropy, batches[rank::size], num_grads, block_size, process_group=group)
-    op = mfac.StaticInverseFisher(blocks, 1e-3, process_group=group)
-    return op.diagonal(), op.logdet(), blocks.num_grads
-
-
-@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("block_size", [4, 40])
-def test_sums_of_blocks(rank_pool, size, block_size):
-    model, batches = problem()
-    op = mfac.StaticInverseFisher(accumulate_fisher(model, cross_entropy, batches, 12, block_size), 1e-3)
-    results = rank_pool.run(size, accumulated, 12, block_size)
-    torch.testing.assert_close(torch.cat([diagonal for diagonal, _, _ in results]), op.diagonal())
-    for _, logdet, num_grads in results:
-        torch.testing.assert_close(logdet, op.logdet())
-        assert num_grads == 12
+@on_ranks(*SIZES)
+def test_sums_of_blocks(group, block_size):
+    (model, batches), rank, size = problem(), group.rank(), group.size()
+    whole = mfac.StaticInverseFisher(accumulate_fisher(model, cross_entropy, batches, 12, block_size), 1e-3)
+    blocks = accumulate_fisher(model, cross_entropy, batches[rank::size], 12, block_size, process_group=group)
+    op = mfac.StaticInverseFisher(blocks, 1e-3, process_group=group)
+    columns = column_shares(sizes_of(model), size, block_size)[rank].columns
+    torch.testing.assert_close(op.diagonal(), whole.diagonal()[columns])
+    torch.testing.assert_close(op.logdet(), whole.logdet())
+    assert blocks.num_grads == 12
 
 
 def poisoned(batches):
     first, (inputs, targets), *rest = batches
     return [first, (torch.full_like(inputs, torch.nan), targets), *rest]
-
-
-def broken_loss(model, batch):
-    raise KeyError("no such column")
 
 
 def other_weights(model):
@@ -154,7 +136,7 @@ FAILURES = {
     rf"{TOGETHER}\w+: the loss \(nan\) of batch 1 is not finite; the 1 rows before it are good": (
         lambda arguments: {"batches": poisoned(arguments["batches"])}
     ),
-    f"{TOGETHER}KeyError: 'no such column'": lambda arguments: {"loss_fn": broken_loss},
+    f"{TOGETHER}KeyError: 'no such column'": lambda arguments: {"loss_fn": failing_loss(1, KeyError("no such column"))},
     "the model's weights must be the same on every rank: rank 2 has": (
         lambda arguments: {"model": other_weights(arguments["model"])}
     ),
@@ -183,14 +165,10 @@ def test_what_fails_on_one_rank_fails_on_all(group, message):
 @on_ranks(2)
 def test_a_rank_without_room_for_its_share_stops_all(group):
     model, batches = problem()
-    room = collect.available_memory
-    if group.rank() == 1:
-        collect.available_memory = lambda device: 64
-    try:
-        with pytest.raises(MemoryError, match=r"this is for rank 1: the more ranks, the less for each"):
-            collect_gradients(model, cross_entropy, batches[group.rank() :: 2], 9, process_group=group)
-    finally:
-        collect.available_memory = room
+    room = (lambda device: 64) if group.rank() == 1 else collect.available_memory
+    message = "this is for rank 1: the more ranks, the less for each"
+    with patch.object(collect, "available_memory", room), pytest.raises(MemoryError, match=message):
+        collect_gradients(model, cross_entropy, batches[group.rank() :: 2], 9, process_group=group)
 
 
 @on_ranks(2)

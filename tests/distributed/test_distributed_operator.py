@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cases import fill
 from distributed_cases import Training
 from rank_pool import on_ranks
 
@@ -93,9 +94,7 @@ DEVICES = ["cpu", "cpu", "cpu"]
 @pytest.mark.parametrize("window", WINDOWS)
 def test_a_state_goes_from_devices_to_devices_and_to_one(window):
     options = {"dtype": torch.float64, "window": WINDOWS[window], "normalize": "full"}
-    op = DynamicInverseFisher(M, D, LAMBDA, devices=DEVICES, **options)
-    for g in gradients(7):
-        op.update(g)
+    op = fill(DynamicInverseFisher(M, D, LAMBDA, devices=DEVICES, **options), gradients(7))
     for where in ({"devices": DEVICES}, {"devices": ["cpu", "cpu"]}, {}):
         other = DynamicInverseFisher(M, D, LAMBDA, **where, **options)
         other.load_state_dict(op.state_dict())
@@ -104,13 +103,6 @@ def test_a_state_goes_from_devices_to_devices_and_to_one(window):
     same.load_state_dict(op.state_dict())
     g = gradients()[8]
     assert torch.equal(same.update_and_apply(g), op.update_and_apply(g))
-
-
-def test_a_window_on_devices_can_be_widened():
-    op = DynamicInverseFisher(M, D, LAMBDA, dtype=torch.float64, devices=DEVICES)
-    op.update(gradients()[0])
-    op.widen(4)
-    assert torch.equal(op.rows[0], torch.cat((gradients()[0], torch.zeros(4, dtype=torch.float64))))
 
 
 def test_an_optimizer_on_devices_trains_as_on_one():

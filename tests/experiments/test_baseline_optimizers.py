@@ -12,10 +12,6 @@ from experiments.baselines.kfac import KFAC, cholesky_factors, damped_factors, s
 from experiments.contenders import plain_contenders, resnet_contenders
 
 
-def small_network():
-    return nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(48, 4))
-
-
 def dense_root_step(rows, v, count, eps):
     """[(M Mᵀ)^½ + ε I]⁻¹ v with the d x d matrix and its eigenvectors."""
     M = rows.T / count**0.5
@@ -56,7 +52,8 @@ def test_a_kfac_step_is_the_inverse_of_the_dense_kronecker_block():
 
 def test_kfac_preconditions_every_layer_and_leaves_the_rest_plain():
     torch.manual_seed(2)
-    model = small_network().double()
+    convolution, norm = nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3)
+    model = nn.Sequential(convolution, nn.ReLU(), norm, nn.Flatten(), nn.Linear(48, 4)).double()
     before = copy.deepcopy(model)
     optimizer = KFAC(model, lr=0.1, damping=0.1, momentum=0.0, weight_decay=0.01, clip=None)
     images, labels = torch.randn(6, 2, 4, 4).double(), torch.arange(6) % 4
@@ -70,8 +67,8 @@ def test_kfac_preconditions_every_layer_and_leaves_the_rest_plain():
         step = torch.linalg.solve(dense, G.flatten()).view_as(G)
         torch.testing.assert_close(layer.weight.flatten(1), old.weight.flatten(1) - 0.1 * step[:, :-1])
         torch.testing.assert_close(layer.bias, old.bias - 0.1 * step[:, -1])
-    norm, old = model[2], before[2]
-    torch.testing.assert_close(norm.weight, old.weight - 0.1 * (norm.weight.grad + 0.01 * old.weight))
+    old = before[2].weight
+    torch.testing.assert_close(norm.weight, old - 0.1 * (norm.weight.grad + 0.01 * old))
 
 
 def test_the_papers_settings_are_the_contenders():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from models import cross_entropy
-from pruning_cases import DAMPING, dense_obs, lowest, quadratic, small
+from pruning_cases import DAMPING, dense_update, lowest, quadratic, small
 from torch import nn
 from torch.nn import functional as F
 
@@ -75,11 +75,7 @@ def test_kronecker_factors_against_the_dense_product(update, method):
     result = pruned(model, [(x, y)], 0.4, method=method, damping=0.01, num_grads=1, update=update)
     gone = lowest([theta.square() / torch.linalg.inv(dense).diagonal()], 0.4)[0]
     assert torch.equal(~gone, result.masks["0.weight"].flatten())
-    truth = {"none": torch.where(gone, -theta, 0.0), "obs": dense_obs(dense, theta, gone)}.get(update)
-    if truth is None:
-        moved = torch.linalg.solve(dense[~gone][:, ~gone], dense[~gone][:, gone] @ theta[gone])
-        truth = -theta.clone()
-        truth[~gone] = moved
+    truth = dense_update(dense, theta, gone, update)
     assert torch.allclose(model[0].weight.flatten(), theta + truth, atol=1e-5)
     assert result.predicted_increase == pytest.approx(0.5 * float(truth @ dense @ truth), rel=1e-4)
 

@@ -63,16 +63,13 @@ def sha256(data):
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
-def present(root):
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-
-
 @pytest.mark.parametrize("archive", ["toy.tar.gz", "toy.zip"])
 def test_an_archive_is_downloaded_once_and_unpacked(monkeypatch, server, tmp_path, archive):
     serve_toy(monkeypatch, server, archive)
     for _ in range(2):
         assert fetch("toy") == [tmp_path / "data" / "toy" / "train.bin", tmp_path / "data" / "toy" / "test.bin"]
-    assert present(tmp_path / "data") == {"toy/train.bin": TRAIN, "toy/test.bin": TEST}
+    present = {path: path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file()}
+    assert present == {tmp_path / "data/toy/train.bin": TRAIN, tmp_path / "data/toy/test.bin": TEST}
     assert len(server.requests) == 1
 
 

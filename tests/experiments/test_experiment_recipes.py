@@ -4,9 +4,11 @@ import importlib
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
+from models import failing_loss
 from public_data import needs_data
 from torch import nn
 
@@ -54,17 +56,10 @@ def test_a_recipe_runs_draws_and_is_not_run_twice(name, tmp_path, capsys):
 
 def test_an_interrupted_training_ends_as_one_that_was_not(tmp_path):
     def training(keep=None, stop=None):
-        model, calls = network(), []
-
-        def loss_fn(model, batch):
-            calls.append(1)
-            if len(calls) == stop:
-                raise KeyboardInterrupt
-            return cross_entropy(model, batch)
-
+        model = network()
         optimizer = mfac.MFAC(model.parameters(), 0.1, 3, 0.1, normalize="sum")
         run = Training(model, optimizer, Batches(), 6, drops(0.5), keep=keep, test=lambda m: {}, test_every=2)
-        run.loss_fn = loss_fn
+        run.loss_fn = failing_loss(stop, KeyboardInterrupt(), cross_entropy)
         return run
 
     path = tmp_path / "run.pt"
@@ -106,24 +101,16 @@ def test_overheads_are_ratios_of_the_best_and_of_the_medians():
 
 
 def test_all_recipes_run_one_after_the_other(tmp_path, monkeypatch, capsys):
-    calls = []
-
-    def failing(results, settings):
-        calls.append("bad")
-        raise RuntimeError("no data")
-
-    def good(results, settings):
-        calls.append("good")
-
-    settings = table1.Settings()
-    recipes = {
-        "bad": Recipe("bad", "first", failing, lambda results, settings: tmp_path / "a.png", settings, settings, 1),
-        "good": Recipe("good", "second", good, lambda results, settings: tmp_path / "b.png", settings, settings, 1),
-    }
-    monkeypatch.setattr(command, "RECIPES", recipes)
+    recipes, settings = Mock(), table1.Settings()
+    recipes.bad.side_effect = RuntimeError("no data")
+    made = [
+        Recipe("bad", "first", recipes.bad, lambda results, settings: tmp_path / "a.png", settings, settings, 1),
+        Recipe("good", "second", recipes.good, lambda results, settings: tmp_path / "b.png", settings, settings, 1),
+    ]
+    monkeypatch.setattr(command, "RECIPES", {recipe.name: recipe for recipe in made})
     with pytest.raises(SystemExit, match="failed: bad"):
         command.run_all(Request("small", tmp_path))
-    assert calls == ["bad", "good"]
+    assert [name for name, *_ in recipes.mock_calls] == ["bad", "good"]
     out = capsys.readouterr().out
     assert "1 of 2: bad failed: RuntimeError: no data" in out
     assert "2 of 2: good, second" in out

@@ -46,7 +46,6 @@ def test_lenet_on_the_images_at_hand():
     G = mfac.collect_gradients(model, task.loss, task.train_batches(), 2, progress=False)
     assert bool(G.isfinite().all())
     assert G.shape == (2, 266_610)
-    assert sum(p.numel() for p in model.parameters()) == 266_610
     images, _ = next(iter(task.eval_batches()))
     assert abs(float(images.mean())) < 0.05
     assert abs(float(images.std()) - 1) < 0.05

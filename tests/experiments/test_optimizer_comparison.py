@@ -13,8 +13,7 @@ from experiments import optimizers, ten_models, training, training_tasks, window
 from experiments.ledger import Ledger
 
 
-@pytest.fixture
-def small(monkeypatch, tmp_path):
+def test_the_best_setting_is_run_and_its_record_thinned(monkeypatch, tmp_path):
     """Digits, 44 steps, with two settings of one optimizer, of which the first learns nothing."""
     task = training_tasks.digits()
     task = replace(task, steps=44, search_steps=22, seeds=1, test_every=11, search=replace(task.search, test_every=22))
@@ -22,16 +21,13 @@ def small(monkeypatch, tmp_path):
     monkeypatch.setattr(optimizers, "TASKS", {"digits": (lambda: task, {"FullMatrixAdam": settings})})
     monkeypatch.setattr(optimizers, "Ledger", partial(Ledger, folder=tmp_path))
     monkeypatch.setattr(training, "RUNS", tmp_path / "runs")
-    return lambda: Ledger("optimizers_digits", "", tmp_path).cells
-
-
-def test_the_best_setting_is_run_and_its_record_thinned(small):
     optimizers.compare("digits")
-    run = small()["run, FullMatrixAdam, lr 0.01, seed 1"]
+    cells = Ledger("optimizers_digits", "", tmp_path).cells
+    run = cells["run, FullMatrixAdam, lr 0.01, seed 1"]
     assert (len(run["losses"]), len(run["seconds"]), len(run["tests"])) == (4, 4, 4)
     assert run["finished"]
     assert run["losses"][-1] < 0.8 * run["losses"][0]
-    assert "run, FullMatrixAdam, lr 0, seed 1" not in small()
+    assert "run, FullMatrixAdam, lr 0, seed 1" not in cells
 
 
 def test_a_cell_that_is_not_finished_is_computed_again(tmp_path):
@@ -57,9 +53,8 @@ def test_models_without_texts_train(name, monkeypatch):
 # Storages of the window, compared.
 
 
-@pytest.fixture
-def task():
-    """A convolution whose weights lie channels last, on noise."""
+def test_steps_beside_an_uncompressed_run_and_whole_runs_are_saved_and_told(monkeypatch, capsys, tmp_path):
+    """Of a convolution whose weights lie channels last, on noise."""
     images, labels = torch.randn(8, 3, 6, 6), torch.arange(8) % 4
 
     def model(seed):
@@ -67,20 +62,13 @@ def task():
         layers = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 4)
         return nn.Sequential(*layers).to(memory_format=torch.channels_last)
 
-    return optimizers.Task(
+    task = optimizers.Task(
         model, lambda seed: iter([(images, labels)] * 20), lambda model: {"accuracy": 25.0}, 20, 10, 5, 20
     )
-
-
-@pytest.fixture
-def small_windows(task, monkeypatch, tmp_path):
     monkeypatch.setitem(windows.SETTINGS, "cifar10", {"lr": 0.1, "num_grads": 4, "damping": 0.1, "weight_decay": 0.01})
     monkeypatch.setitem(windows.STEPS, "cifar10", 6)
     monkeypatch.setattr(windows, "build", lambda name: task)
     monkeypatch.setattr(windows, "Ledger", lambda name, command: Ledger(name, command, tmp_path))
-
-
-def test_steps_beside_an_uncompressed_run_and_whole_runs_are_saved_and_told(capsys, tmp_path, small_windows):
     windows.measure("cifar10", [1, 2])
     cells = json.loads((tmp_path / "windows_cifar10.json").read_text())["cells"]
     assert set(cells) == {"steps, seed 1", *(f"run, {key}, seed {n}" for key in windows.CHOSEN for n in (1, 2))}

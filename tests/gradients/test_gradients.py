@@ -18,16 +18,13 @@ from mfac.gradients import collect as collect
 from mfac.gradients.losses import model_loss
 
 
-def batches_of(case, size):
-    inputs, targets = case.batch
-    return [(x.clone(), y.clone()) for x, y in zip(inputs.split(size), targets.split(size), strict=True)]
-
-
-def test_one_row_per_batch_and_no_more_batches_than_needed():
+def test_one_row_per_batch_and_no_more_batches_than_needed_or_again_from_the_first():
     case = cnn(12)  # with dropout and batch norm, in training mode
     loader = DataLoader(TensorDataset(*case.batch), batch_size=3)
     rows = collect_gradients(case.model, case.loss_fn, loader, 4)
-    assert torch.equal(rows, backward_rows(case.model, case.loss_fn, batches_of(case, 3)))
+    assert torch.equal(rows, backward_rows(case.model, case.loss_fn, case.batches(3)))
+    again = collect_gradients(case.model, case.loss_fn, loader, 7, cycle=True)
+    assert torch.equal(again, rows[[0, 1, 2, 3, 0, 1, 2]])
     case = mlp()
     endless = itertools.repeat(case.batch)
     taken = itertools.count()
@@ -37,7 +34,7 @@ def test_one_row_per_batch_and_no_more_batches_than_needed():
 
 def test_batches_whose_memory_is_used_again_for_the_next():
     case = mlp(40)
-    batches = batches_of(case, 2)
+    batches = case.batches(2)
     buffer = tuple(torch.empty_like(part) for part in batches[0])
 
     def refilled():
@@ -54,7 +51,7 @@ def test_batches_whose_memory_is_used_again_for_the_next():
 @pytest.mark.parametrize("per_sample", [False, True])
 def test_a_generator_goes_on_where_the_last_call_stopped(per_sample, cycle):
     case = mlp(12)
-    batches = batches_of(case, 2)
+    batches = case.batches(2)
     expected = collect_gradients(case.model, case.loss_fn, batches, len(batches))
     generator = (batch for batch in batches)
     options = {"per_sample": per_sample, "cycle": cycle}
@@ -98,17 +95,11 @@ def test_rows_of_chosen_parameters_and_of_masks_are_the_kept_columns(per_sample)
     torch.testing.assert_close(some, every[:, 42:])
 
 
-def test_cycle_goes_through_the_batches_again():
-    case = mlp(6)
-    rows = collect_gradients(case.model, case.loss_fn, batches_of(case, 3), 5, cycle=True)
-    assert torch.equal(rows[[2, 3, 4]], rows[[0, 1, 0]])
-
-
 @pytest.mark.parametrize(
     ("batches", "options", "message"),
     [
-        (batches_of(mlp(6), 3), {}, "num_grads=9 rows were asked for and batches gave only 2 batches; .*cycle=True"),
-        (batches_of(mlp(6), 3), {"per_sample": True}, "num_grads=9 .* only 6 samples in 2 batches"),
+        (mlp(6).batches(3), {}, "num_grads=9 rows were asked for and batches gave only 2 batches; .*cycle=True"),
+        (mlp(6).batches(3), {"per_sample": True}, "num_grads=9 .* only 6 samples in 2 batches"),
         ([], {}, "batches is empty; at least one batch"),
         ([], {"cycle": True}, "batches is empty; at least one batch"),
         (iter([mlp().batch]), {"cycle": True}, "gave nothing after batch 0: an iterator runs out for good"),
@@ -148,7 +139,7 @@ def test_arguments_that_do_not_fit(arguments, message):
 @pytest.mark.parametrize("per_sample", [False, True])
 def test_losses_that_are_not_finite_are_named(per_sample):
     case = mlp(12)
-    batches = batches_of(case, 4)
+    batches = case.batches(4)
     batches[2][0][1] = torch.nan
     where = "sample 1 of batch 2" if per_sample else "batch 2"
     with pytest.raises(RuntimeError, match=rf"the loss \(nan\) of {where} is not finite"):
@@ -185,8 +176,8 @@ def test_memory_is_asked_for_before_anything_is_allocated(monkeypatch):
 def test_blocks_are_those_of_the_rows(per_sample):
     case = mlp(50)
     options = {"per_sample": per_sample, "masks": {"0.weight": torch.rand(7, 5) > 0.5}, "cycle": True}
-    rows = collect_gradients(case.model, case.loss_fn, batches_of(case, 25), 70, **options)
-    blocks = accumulate_fisher(case.model, case.loss_fn, batches_of(case, 25), 70, 4, **options)
+    rows = collect_gradients(case.model, case.loss_fn, case.batches(25), 70, **options)
+    blocks = accumulate_fisher(case.model, case.loss_fn, case.batches(25), 70, 4, **options)
     expected = FisherBlocks(rows.shape[1], 4, [rows.shape[1] - 31, 7, 21, 3])
     expected.add(rows)
     assert blocks.num_grads == 70

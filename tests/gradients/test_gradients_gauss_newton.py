@@ -96,7 +96,7 @@ def test_rows_do_not_depend_on_how_samples_are_taken(fisher, criterion, name, ot
     inputs, targets = case.batch
     targets = targets if isinstance(criterion, nn.CrossEntropyLoss) else torch.randn(40, 3)
     length = other.pop("cut", 40)
-    batches = list(zip(inputs.split(length), targets.split(length), strict=True))
+    batches = case._replace(batch=(inputs, targets)).batches(length)
     options, loss_fn = {"per_sample": True, "fisher": fisher}, criterion_loss(criterion)
     rows = collect_gradients(case.model, loss_fn, [(inputs, targets)], 40, method="vmap", **options)
     assert rows.abs().sum(1).min() > 0
@@ -132,9 +132,12 @@ def test_language_models_by_token(kind):
     options = {"per_sample": True, "fisher": "gauss-newton", "params": params}
     rows = collect_gradients(model, model_loss, [many], 4000, **options)
     labels = batch["labels"][0, 1:] if kind == "causal" else batch["labels"][0]
+    seen, head = [], model.get_output_embeddings() or model.classifier
+    handle = head.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
     with torch.no_grad():
-        z = model(**batch).logits[0]
-        z, hidden = (z[:-1] if kind == "causal" else z), last_hidden(model, batch)
+        z, (hidden,) = model(**batch).logits[0], seen[0]
+        z = z[:-1] if kind == "causal" else z
+    handle.remove()
     assert torch.allclose(F.cross_entropy(z, labels), model_loss(model, batch).double())
     p, kept = z.softmax(1), (labels != -100).double()
     hessians = torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1)
@@ -159,16 +162,6 @@ def test_labels_of_tokens_are_drawn_where_they_are_predicted(kind):
     assert (drawn["labels"][:, 0] == batch["labels"][0, 0]).all() == (kind == "causal")
     rows = collect_gradients(model, model_loss, [batch], 1, fisher="sampled", per_sample=True)
     assert rows.abs().sum() > 0
-
-
-def last_hidden(model, batch):
-    """What goes into the last layer, [tokens, hidden]."""
-    head = model.get_output_embeddings() or model.classifier
-    seen = []
-    handle = head.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
-    model(**batch)
-    handle.remove()
-    return seen[0][0]
 
 
 def test_one_backward_pass_and_hooks_give_the_rows_of_all_samples():

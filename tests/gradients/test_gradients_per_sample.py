@@ -99,16 +99,12 @@ def backward_in_the_loss(model: nn.Module, batch) -> Tensor:
     return cross_entropy(model, (batch[0] + inputs.grad, batch[1]))
 
 
-def twice(grad):
-    return grad * 2
-
-
 NO_MAP = "taken one by one, because vmap cannot map this model: "
 REFERENCE = "is used by another reference than the module's own"
 UNMAPPED = {
     "packed sequences": (CASES["packed"], NO_MAP),
     "hook of a tensor": (
-        lambda: hooked(lambda c: c.model[2].bias.register_hook(twice)),
+        lambda: hooked(lambda c: c.model[2].bias.register_hook(lambda grad: 2 * grad)),
         "2.bias has a backward hook",
     ),
     "hook of a module": (
@@ -163,7 +159,9 @@ def test_tokens_that_repeat_are_added_in_their_order():
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        results = [rows_of_tokens(tokens, gradients) for _ in range(6)]
+        results = [torch.zeros(7, 3 * 128) for _ in range(6)]
+        for rows in results:
+            RowWriter(rows, {0: slice(0, 3 * 128)}).add_embedding(0, tokens, gradients, None)
     finally:
         torch.set_num_threads(threads)
     expected = torch.zeros(7, 3, 128)
@@ -171,12 +169,6 @@ def test_tokens_that_repeat_are_added_in_their_order():
         for token, gradient in zip(tokens[sample], gradients[sample], strict=True):
             expected[sample, token] += gradient
     assert all(torch.equal(rows, expected.flatten(1)) for rows in results)
-
-
-def rows_of_tokens(tokens: Tensor, gradients: Tensor) -> Tensor:
-    rows = torch.zeros(7, 3 * 128)
-    RowWriter(rows, {0: slice(0, 3 * 128)}).add_embedding(0, tokens, gradients, None)
-    return rows
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

@@ -6,7 +6,7 @@ import threading
 import oracle
 import pytest
 import torch
-from cases import mixed
+from cases import fill, mixed
 from states import unchanged
 
 import mfac
@@ -16,12 +16,6 @@ from mfac.sliding import SlidingInverse
 
 def window(m=8, d=30, damping=1e-2, **options):
     return mfac.DynamicInverseFisher(m, d, damping, **options)
-
-
-def fill(op, rows):
-    for row in rows:
-        op.update(row)
-    return op
 
 
 def test_empty_is_x_over_damping():

@@ -5,6 +5,7 @@ import os
 import oracle
 import pytest
 import torch
+from cases import spans
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,43 +16,27 @@ from mfac.precision import FEW_ROWS
 CASES = int(os.environ.get("MFAC_CASES", "25"))  # MFAC_CASES=10000 is the long search
 
 
-def collinear(draw, m, d):
-    return draw(1, d) + 1e-3 * draw(m, d)
-
-
-def huge_row(draw, m, d):
-    return draw(m, d) * torch.where(torch.arange(m) == m // 2, 1e4, 1.0)[:, None]
-
-
-def huge_column(draw, m, d):
-    return draw(m, d).abs() * torch.where(torch.arange(d) == 3, 1e4, 1.0)
-
-
-def duplicated(draw, m, d):
-    return draw(m // 3 + 1, d).repeat(3, 1)[:m]
-
-
-def twelve_decades(draw, m, d):
-    return draw(m, d) * torch.logspace(-8, 4, m, dtype=torch.float64)[:, None]
-
-
-def low_rank(draw, m, d):
-    return draw(m, 3) @ draw(3, d) + 1e-4 * draw(m, d)
-
-
 def one_sign(draw, m, d):
     return draw(1, d).abs() + 1e-2 * draw(m, d).abs()  # sums of the same terms round the same way
 
 
-def two_camps(draw, m, d):
-    return one_sign(draw, m, d) * draw(m, 1).sign()
+# How each draws m rows of d numbers.
+ADVERSARIES = {
+    "collinear": lambda draw, m, d: draw(1, d) + 1e-3 * draw(m, d),
+    "huge row": lambda draw, m, d: draw(m, d) * torch.where(torch.arange(m) == m // 2, 1e4, 1.0)[:, None],
+    "huge column": lambda draw, m, d: draw(m, d).abs() * torch.where(torch.arange(d) == 3, 1e4, 1.0),
+    "duplicated": lambda draw, m, d: draw(m // 3 + 1, d).repeat(3, 1)[:m],
+    "twelve decades": lambda draw, m, d: draw(m, d) * torch.logspace(-8, 4, m, dtype=torch.float64)[:, None],
+    "low rank": lambda draw, m, d: draw(m, 3) @ draw(3, d) + 1e-4 * draw(m, d),
+    "one sign": one_sign,
+    "two camps": lambda draw, m, d: one_sign(draw, m, d) * draw(m, 1).sign(),
+    "mixed": lambda draw, m, d: draw(m, d),
+}
 
 
-def mixed(draw, m, d):
-    return draw(m, d)
-
-
-ADVERSARIES = [collinear, huge_row, huge_column, duplicated, twelve_decades, low_rank, one_sign, two_camps, mixed]
+def adversary(name, m, d, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return ADVERSARIES[name](lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=generator), m, d)
 
 
 def check(G, damping, block_size):
@@ -59,7 +44,7 @@ def check(G, damping, block_size):
     if oracle.condition(G, damping) > 1e15:  # where the oracle itself has no four digits
         return
     d = G.shape[1]
-    blocks = None if block_size is None else [(i, min(i + block_size, d)) for i in range(0, d, block_size)]
+    blocks = None if block_size is None else spans([d], block_size)
     dense, _ = oracle.inverse(oracle.fisher(G, damping, blocks=blocks))
     x = torch.randn(d, 2)
     spanned = (G.double().T @ torch.randn(len(G), dtype=torch.float64)).float()
@@ -81,8 +66,7 @@ def check(G, damping, block_size):
 @pytest.mark.parametrize(("damping", "block_size"), [(1e-7, None), (1e-4, 40), (1e-2, 70), (1e-1, None)])
 @pytest.mark.parametrize("rows", ADVERSARIES)
 def test_rows_made_to_deceive(rows, damping, block_size):
-    generator = torch.Generator().manual_seed(1)
-    G = rows(lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=generator), 50, 100)
+    G = adversary(rows, 50, 100)
     assert len(G) > FEW_ROWS
     check(G.float(), damping, block_size)
 
@@ -90,8 +74,7 @@ def test_rows_made_to_deceive(rows, damping, block_size):
 @pytest.mark.parametrize(("m", "d"), [(40, 300), (100, 5000), (600, 2500)])
 @pytest.mark.parametrize("rows", ADVERSARIES)
 def test_the_error_of_the_gram_matrix_is_not_measured_too_small(rows, m, d):
-    generator = torch.Generator().manual_seed(1)
-    G = rows(lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=generator), m, d).float()
+    G = adversary(rows, m, d).float()
     K, exact, some = products.gram(G, torch.float32), G.double() @ G.double().T, precision.sample(m)
     scale = exact.diagonal().rsqrt()
     true = torch.linalg.matrix_norm((K - exact) * scale[:, None] * scale, 2)
@@ -100,7 +83,7 @@ def test_the_error_of_the_gram_matrix_is_not_measured_too_small(rows, m, d):
 
 @settings(max_examples=CASES, deadline=None, derandomize=True)
 @given(
-    rows=st.sampled_from(ADVERSARIES),
+    rows=st.sampled_from(list(ADVERSARIES)),
     m=st.integers(FEW_ROWS + 1, 60),
     more=st.integers(1, 60),
     scale=st.floats(-4, 4),
@@ -109,10 +92,8 @@ def test_the_error_of_the_gram_matrix_is_not_measured_too_small(rows, m, d):
     seed=st.integers(0, 10**6),
 )
 def test_no_answer_is_silently_wrong(rows, m, more, scale, damping, block_size, seed):
-    generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
-    G = rows(lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=generator), m, m + more)
-    check((10**scale * G).float(), 10**damping, block_size)
+    check((10**scale * adversary(rows, m, m + more, seed)).float(), 10**damping, block_size)
 
 
 def test_ordinary_rows_stay_in_float32_and_diagnostics_say_so():
@@ -163,8 +144,7 @@ def test_any_input_is_answered_right_or_refused(m, d, scale, of_x, damping, dtyp
     except (ValueError, torch.linalg.LinAlgError):
         found = []
     if found and oracle.condition(before, damping) < 1e14:
-        block_size = sizes.get("block_size", d)
-        blocks = [(i, min(i + block_size, d)) for i in range(0, d, block_size)]
+        blocks = spans([d], sizes.get("block_size", d))
         dense, _ = oracle.inverse(oracle.fisher(before, damping, blocks=blocks))
         limit = min(1e-4, oracle.tolerance(before, damping, op.dtype))
         largest = torch.finfo(op.dtype).max

@@ -3,14 +3,14 @@
 import shutil
 import subprocess
 import tempfile
+from unittest.mock import Mock
 
 import pytest
 import torch
-from cases import mixed
+from cases import mixed, stored
 
 import mfac
 from mfac.windows import native
-from mfac.windows.storage import as_kind
 
 M, D = 21, 9000  # two whole strips and a rest; a rest of rows too
 KINDS = {
@@ -38,18 +38,11 @@ def fresh():
     native._compiled.cache_clear()
 
 
-def rows_of(kind):
-    rows = as_kind(kind).build(M, D, torch.device("cpu"))
-    for k, g in enumerate(mixed(M, D, 3.0)):
-        rows.write(k, rows.encode(g))
-    return rows
-
-
 @needs_compiler
 @every_kind
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_products_are_those_of_the_rows_as_stored(kind, dtype):
-    rows = rows_of(kind)
+    rows, _ = stored(mixed(M, D, 3.0), kind)
     assert rows.compiled(dtype) == (kind != dtype)  # torch can multiply equal dtypes
     for n in (1, 4, 19, M):
         G, x, a = rows.columns(n, 0, D).double(), torch.randn(D, 2)[:, 1], torch.randn(n, 2, dtype=torch.float64)[:, 1]
@@ -72,7 +65,7 @@ def test_every_float16_and_bfloat16_is_read_as_what_it_is():
 @needs_compiler
 @every_kind
 def test_nothing_depends_on_the_number_of_threads(kind, monkeypatch):
-    rows, x, a = rows_of(kind), torch.randn(D), torch.randn(M, dtype=torch.float64)
+    (rows, _), x, a = stored(mixed(M, D, 3.0), kind), torch.randn(D), torch.randn(M, dtype=torch.float64)
     answers = []
     for threads in (1, 2, 3, 50):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
@@ -80,22 +73,15 @@ def test_nothing_depends_on_the_number_of_threads(kind, monkeypatch):
     assert all(torch.equal(one, first) for answer in answers for one, first in zip(answer, answers[0], strict=True))
 
 
-def failing(error):
-    def fail(*args, **options):
-        raise error
-
-    return fail
-
-
 @pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize(
     ("place", "name", "instead"),
     [
         (shutil, "which", lambda name: None),
-        (subprocess, "run", failing(subprocess.CalledProcessError(1, "cc"))),
-        (subprocess, "run", failing(subprocess.TimeoutExpired("cc", 10))),
+        (subprocess, "run", Mock(side_effect=subprocess.CalledProcessError(1, "cc"))),
+        (subprocess, "run", Mock(side_effect=subprocess.TimeoutExpired("cc", 10))),
         (subprocess, "run", lambda *args, **options: None),  # which leaves no library
-        (tempfile, "mkdtemp", failing(FileNotFoundError("no usable temporary directory found"))),
+        (tempfile, "mkdtemp", Mock(side_effect=FileNotFoundError("no usable temporary directory found"))),
         (native, "SOURCE", native.SOURCE.with_name("nowhere.c")),
         (native, "_allowed", False),
     ],

@@ -4,7 +4,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from cases import mixed, repeating
+from cases import fill, mixed, repeating
 
 import mfac
 from mfac import reference
@@ -18,9 +18,9 @@ matrices = pytest.mark.parametrize(
 
 
 @matrices
-def test_the_references_agree_with_the_dense_inverse(G):
+def test_the_references_agree_with_the_dense_inverse_and_static_with_algorithm_3(G):
     dense, _ = oracle.inverse(oracle.fisher(G, DAMPING))
-    x = torch.randn(G.shape[1], dtype=torch.float64)
+    op, x = mfac.StaticInverseFisher(G, DAMPING), torch.randn(G.shape[1], dtype=torch.float64)
     D, B = reference.dynamic_setup(G @ G.T, DAMPING)
     V, q = reference.static_setup(G, DAMPING)
     assert oracle.error(reference.dynamic_multiply(G, x, D, B, DAMPING), dense @ oracle.wide(x)) < 1e-10
@@ -28,12 +28,6 @@ def test_the_references_agree_with_the_dense_inverse(G):
     assert oracle.worst(reference.static_diagonal(V, q, DAMPING), np.diag(dense)) < 1e-10
     assert float(reference.static_element(V, q, 3, 5, DAMPING)) == pytest.approx(float(dense[3, 5]))
     assert oracle.error(reference.woodbury_recursion(G, DAMPING), dense) < 1e-10
-
-
-@matrices
-def test_static_equals_algorithm_3(G):
-    op, x = mfac.StaticInverseFisher(G, DAMPING), torch.randn(G.shape[1], dtype=torch.float64)
-    V, q = reference.static_setup(G, DAMPING)
     assert torch.allclose(op @ x, reference.static_multiply(V, q, x, DAMPING), rtol=1e-8, atol=1e-8)
     assert torch.allclose(op.diagonal(), reference.static_diagonal(V, q, DAMPING), rtol=1e-8, atol=1e-8)
     assert torch.allclose(op[4, 7], reference.static_element(V, q, 4, 7, DAMPING), rtol=1e-8, atol=1e-8)
@@ -52,9 +46,7 @@ def test_blocks_equal_algorithm_3_and_woodfisher_on_each(block_size):
 def test_dynamic_equals_algorithms_1_and_2_after_hundreds_of_replacements_in_any_order():
     m, d = 16, 60
     G = mixed(m, d, 0.5, torch.float64)
-    op = mfac.DynamicInverseFisher(m, d, DAMPING, dtype=torch.float64)
-    for row in G:
-        op.update(row)
+    op = fill(mfac.DynamicInverseFisher(m, d, DAMPING, dtype=torch.float64), G)
     for k in torch.randint(0, m, (400,)).tolist():
         G[k] = torch.randn(d, dtype=torch.float64) * 10 ** (2 * torch.rand(()) - 1.5)
         op.replace(k, G[k])

@@ -3,7 +3,7 @@
 import oracle
 import pytest
 import torch
-from cases import mixed, repeating
+from cases import fill, mixed, repeating
 
 import mfac
 from mfac import reference
@@ -20,10 +20,7 @@ def truth(rows, x, damping=DAMPING):
 
 
 def filled(rows, **options):
-    op = mfac.DynamicInverseFisher(len(rows), rows.shape[1], DAMPING, **options)
-    for row in rows:
-        op.update(row)
-    return op
+    return fill(mfac.DynamicInverseFisher(len(rows), rows.shape[1], DAMPING, **options), rows)
 
 
 @pytest.mark.parametrize("norm", [0.01, 1, 100])

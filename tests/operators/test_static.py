@@ -3,7 +3,7 @@
 import oracle
 import pytest
 import torch
-from cases import mixed
+from cases import fill, mixed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -182,9 +182,7 @@ def test_a_damping_that_fails_leaves_the_old_one(kind):
     rows, x = torch.full((12, 40), 1e3, dtype=torch.float64), torch.randn(40, dtype=torch.float64)
     op = mfac.StaticInverseFisher(rows, 1e-2, block_size=15)
     if kind == "dynamic":
-        op = mfac.DynamicInverseFisher(12, 40, 1e-2, dtype=torch.float64)
-        for row in rows:
-            op.update(row)
+        op = fill(mfac.DynamicInverseFisher(12, 40, 1e-2, dtype=torch.float64), rows)
     before = op @ x
     with pytest.raises(torch.linalg.LinAlgError, match="not positive definite"):
         op.damping = 1e-300

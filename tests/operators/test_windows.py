@@ -6,7 +6,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from cases import mixed, repeating
+from cases import fill, mixed, repeating, stored
 from states import through_a_file, unchanged
 
 import mfac
@@ -34,10 +34,7 @@ def window(kind, m=M, d=D, damping=1e-2, **options):
 
 
 def filled(kind, count=M + 3, **options):
-    op = window(kind, **options)
-    for row in mixed(count, D):
-        op.update(row)
-    return op
+    return fill(window(kind, **options), mixed(count, D))
 
 
 def built(kind, m=M, d=D):
@@ -52,10 +49,7 @@ def write(rows, k, g):
 
 @every_kind
 def test_every_way_to_read_rows_gives_what_was_written(kind):
-    rows, written = built(kind), []
-    for k, g in enumerate(mixed(M, D, 3.0)):
-        written.append(write(rows, k, g))
-    G = torch.stack(written)
+    rows, G = stored(mixed(M, D, 3.0), kind)
     assert torch.equal(torch.stack([rows.row(k) for k in range(M)]), G)
     assert torch.equal(rows.columns(M, 0, D), G)
     pages = rows.pages(4)
@@ -69,8 +63,8 @@ def test_every_way_to_read_rows_gives_what_was_written(kind):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("columns", [(), (3,)], ids=["vector", "matrix"])
 def test_products_are_those_of_the_rows_as_stored(kind, dtype, columns):
-    rows = built(kind)
-    G = torch.stack([write(rows, k, g) for k, g in enumerate(mixed(M, D, 3.0))]).double()
+    rows, G = stored(mixed(M, D, 3.0), kind)
+    G = G.double()
     x, a = torch.randn(D, *columns, dtype=torch.float64), torch.randn(5, *columns, dtype=torch.float64)
     near = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-12}
     assert torch.allclose(rows.project(5, x, dtype), G[:5] @ x, **near)
@@ -81,8 +75,7 @@ def test_products_are_those_of_the_rows_as_stored(kind, dtype, columns):
 @every_kind
 @pytest.mark.parametrize("extra", [1, 3, 40])
 def test_wider_rows_are_the_same_with_zeros_behind(kind, extra):
-    rows = built(kind)
-    G = torch.stack([write(rows, k, g) for k, g in enumerate(mixed(M, D))])
+    rows, G = stored(mixed(M, D), kind)
     rows = rows.widened(extra)
     assert rows.shape == (M, D + extra)
     assert torch.equal(rows.columns(M, 0, D + extra), torch.nn.functional.pad(G, (0, extra)))
@@ -154,10 +147,13 @@ def test_a_step_is_the_inverse_times_the_row_as_stored(kind):
 
 
 @every_kind
-def test_replaced_and_widened_it_is_still_exact(kind):
-    op = filled(kind)
+@pytest.mark.parametrize("devices", [None, ["cpu"] * 3], ids=["one device", "three devices"])
+def test_replaced_and_widened_it_is_still_exact(kind, devices):
+    op = filled(kind, devices=devices)
     op.replace(2, torch.randn(D))
+    rows = op.rows
     op.widen(9)
+    assert torch.equal(op.rows, torch.nn.functional.pad(rows, (0, 9)))
     op.update(torch.randn(D + 9))
     dense, logdet = oracle.inverse(oracle.fisher(op.rows, 1e-2))
     x = torch.randn(D + 9)
@@ -223,9 +219,7 @@ def test_an_error_is_kept_by_another_top_k_and_by_nothing_else():
     ("there", "here"), [(torch.float32, torch.float16), (torch.bfloat16, torch.float16), (torch.float64, mfac.TopK())]
 )
 def test_rows_beyond_the_range_of_a_storage_are_refused_when_they_are_loaded(there, here):
-    op, fresh = window(there), filled(here)
-    for row in mixed(3, D):
-        op.update(row)
+    op, fresh = fill(window(there), mixed(3, D)), filled(here)
     op.update(mixed(1, D, dtype=torch.float64)[0] * (1e6 if there != torch.float64 else 1e39))
     message = r"row 3 of the saved window, stored in torch.*, has numbers that .* cannot"
     with unchanged(fresh), pytest.raises(ValueError, match=message):
@@ -236,8 +230,7 @@ def test_rows_beyond_the_range_of_a_storage_are_refused_when_they_are_loaded(the
 def test_a_state_whose_rows_went_on_is_refused(kind):
     op = filled(kind)
     state = op.state_dict()
-    for row in 2 * mixed(M, D, seed=3):
-        op.update(row)
+    fill(op, 2 * mixed(M, D, seed=3))
     with pytest.raises(ValueError, match="deep-copy it before the next update"):
         window(kind).load_state_dict(state)
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from optimizers import full_matrix, loss_of, network, ready, trained
+from optimizers import full_matrix, loss_of, network, ready, train, trained
 from states import weights
 from torch import nn
 from torch.nn import functional as F
@@ -83,13 +83,9 @@ def test_every_tensor_moves_as_far_as_under_adam_also_under_masks(orthogonalize)
         torch.testing.assert_close((ours - old).norm(), (theirs - old).norm(), rtol=1e-4, atol=1e-7)
 
 
-def scaled(scale, steps=20, build=full_matrix):
+def scaled(scale, **options):
     model = network()
-    optimizer = build(model.parameters())
-    for step in range(steps):
-        optimizer.zero_grad()
-        (loss_of(model, step) * scale).backward()
-        optimizer.step()
+    train(model, full_matrix(model.parameters(), **options), range(20), scale)
     return weights(model)
 
 
@@ -101,10 +97,8 @@ def test_the_loss_times_a_power_of_two_gives_the_same_bits(exponent):
 @pytest.mark.parametrize("scale", [1e-6, 1e6])
 @pytest.mark.parametrize("orthogonalize", [False, True])
 def test_the_loss_times_a_constant_gives_the_same_trajectory_to_rounding(scale, orthogonalize):
-    def build(params):
-        return full_matrix(params, orthogonalize=orthogonalize)
-
-    torch.testing.assert_close(scaled(scale, build=build), scaled(1.0, build=build), rtol=1e-3, atol=1e-4)
+    found, expected = (scaled(factor, orthogonalize=orthogonalize) for factor in (scale, 1.0))
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-45, 1e-30, 1.0, 3e38])

@@ -292,9 +292,7 @@ def test_an_automatic_damping_follows_the_mean_eigenvalue_of_the_window(scale):
     model = network()
     optimizer = mfac(model.parameters(), damping="auto", lr=0.0)
     for step in range(8):
-        optimizer.zero_grad()
-        (loss_of(model, step) * scale).backward()
-        optimizer.step()
+        train(model, optimizer, [step], scale)
         # The mean of the eigenvalues of GᵀG/5 that are not zero.
         mean = rows_of(optimizer)[: step + 1].square().sum(1).mean() / 5
         assert 0.06 < optimizer.damping / mean < 0.17

@@ -16,17 +16,13 @@ SCHEDULE = geometric_schedule(0, 0.9, 4)
 SMALL = {"update": "joint", "num_grads": 6, "block_size": 16, "recomputations": 2}
 
 
-def batches(case, size=2):
-    return [(x, y) for x, y in zip(case.batch[0].split(size), case.batch[1].split(size), strict=True)]
-
-
 def test_each_step_goes_to_the_next_sparsity_and_none_follows_the_last():
     case = mlp(24)
     asked = []
 
     def of_step(step):
         asked.append(step)
-        return batches(case)
+        return case.batches(2)
 
     pruner = GradualPruner(case.model, case.loss_fn, of_step, [0.25, 0.5, 0.75], method="magnitude", **SMALL)
     for index, sparsity in enumerate([0.25, 0.5, 0.75]):
@@ -83,7 +79,7 @@ def test_momentum_is_reset_on_request():
     optimizer = torch.optim.SGD(case.model.parameters(), lr=0.1, momentum=0.9)
     for reset in (False, True):
         options = {"optimizer": optimizer, "reset_momentum": reset} | SMALL
-        pruner = GradualPruner(case.model, case.loss_fn, batches(case), [0.5 + 0.1 * reset], **options)
+        pruner = GradualPruner(case.model, case.loss_fn, case.batches(2), [0.5 + 0.1 * reset], **options)
         case.loss_fn(case.model, case.batch).backward()
         optimizer.step()
         pruner.step()
@@ -95,7 +91,7 @@ def test_masks_to_begin_with_stay_and_count():
     mask = torch.ones(7, 5, dtype=torch.bool)
     mask[:3] = False
     options = {"masks": {"module.0.weight": mask.float()}} | SMALL
-    pruner = GradualPruner(case.model, case.loss_fn, batches(case), [0.5], **options)
+    pruner = GradualPruner(case.model, case.loss_fn, case.batches(2), [0.5], **options)
     assert zeros(case.model) == 15
     result = pruner.step()
     assert not (result.masks["0.weight"] & ~mask).any()
@@ -111,7 +107,7 @@ def test_a_step_that_fails_midway_leaves_what_is_complete_and_can_be_called_agai
             raise KeyboardInterrupt
 
     options = SMALL | {"recomputations": 4, "optimizer": optimizer}
-    pruner = GradualPruner(case.model, case.loss_fn, batches(case), [0.8], on_step=stop, **options)
+    pruner = GradualPruner(case.model, case.loss_fn, case.batches(2), [0.8], on_step=stop, **options)
     with pytest.raises(KeyboardInterrupt):
         pruner.step()
     expected = round(56 * 0.2**0.5)
@@ -120,7 +116,7 @@ def test_a_step_that_fails_midway_leaves_what_is_complete_and_can_be_called_agai
     case.loss_fn(case.model, case.batch).backward()
     optimizer.step()  # training holds them too
     assert zeros(case.model) == 56 - expected
-    pruner = GradualPruner(case.model, case.loss_fn, batches(case), [0.8], masks=pruner.masks, **SMALL)
+    pruner = GradualPruner(case.model, case.loss_fn, case.batches(2), [0.8], masks=pruner.masks, **SMALL)
     assert pruner.step().sparsity == round(0.8 * 56) / 56
 
 

@@ -201,7 +201,7 @@ def test_the_table_of_sparsities():
     ]
 
 
-def test_masks_count_and_what_went_astray_shows():
+def test_masks_count_what_went_astray_shows_and_masks_that_do_not_fit_are_refused():
     model = mlp().model
     masks = {"0.weight": half((7, 5)), "2.bias": torch.tensor([True, False, True])}
     apply_masks(model, masks)
@@ -212,6 +212,8 @@ def test_masks_count_and_what_went_astray_shows():
     assert counts == [("0.weight", 18, 1), ("2.bias", 1, 0)]
     assert report.others == 7 + 21
     assert "1 not zero" in str(report)
+    with pytest.raises(ValueError, match=r"'2.weight' needs a bool tensor of shape \(3, 7\)"):
+        sparsity_report(model, {"2.weight": half((7, 5))})
 
 
 @pytest.mark.parametrize("act", [to_torch_prune, to_torch_ao])
@@ -220,8 +222,3 @@ def test_the_table_of_models_prepared_by_torch_s_tools(act):
     act(model, {"0.weight": half((7, 5))})
     counts = {row.name: (row.removed, row.astray) for row in sparsity_report(model).rows}
     assert counts == {"0.weight": (18, 0), "2.weight": (0, 0)}
-
-
-def test_a_report_of_masks_that_do_not_fit():
-    with pytest.raises(ValueError, match=r"'2.weight' needs a bool tensor of shape \(3, 7\)"):
-        sparsity_report(mlp().model, {"2.weight": half((7, 5))})

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from models import CASES, cnn, mlp, tied
-from pruning_cases import dense_joint, dense_obs, dense_scores, quadratic, quick, solve, zeros
+from pruning_cases import dense_scores, dense_update, quadratic, quick, solve, zeros
 from states import same, state_of
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -25,11 +25,7 @@ def test_on_a_quadratic_it_is_the_dense_answer_and_the_prediction_is_true(update
     removed = torch.zeros(32, dtype=torch.bool)
     removed[scores.topk(16, largest=False).indices] = True
     assert torch.equal(torch.cat([mask.flatten() for mask in result.masks.values()]), ~removed)
-    delta = {
-        "joint": dense_joint(problem.F, problem.theta, removed)[0],
-        "obs": dense_obs(problem.F, problem.theta, removed),
-        "none": torch.where(removed, -problem.theta, 0.0),
-    }[update]
+    delta = dense_update(problem.F, problem.theta, removed, update)
     assert torch.allclose(problem.model.vector(), problem.theta + delta, atol=1e-9)
     (record,) = result.history
     assert record.loss_before == pytest.approx(3.0)

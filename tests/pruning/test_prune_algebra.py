@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from cases import write
-from pruning_cases import DAMPING, SIZES, blocks_of, dense_joint, dense_obs, dense_scores, literal_greedy, quadratic
+from pruning_cases import DAMPING, SIZES, blocks_of, dense_joint, dense_scores, dense_update, literal_greedy, quadratic
 
 import mfac
 from mfac import pages, primal
@@ -41,11 +41,7 @@ def test_every_update_is_the_dense_one(kind, m, block_size, update, tmp_path, mo
     removed = torch.rand(32, generator=torch.Generator().manual_seed(3)) < 0.4
     curvature = built(kind, problem.rows, block_size, tmp_path, monkeypatch)
     delta, cost = curvature.remove(problem.theta, removed, update)
-    truth = {
-        "joint": dense_joint(problem.F, problem.theta, removed)[0],
-        "obs": dense_obs(problem.F, problem.theta, removed),
-        "none": torch.where(removed, -problem.theta, 0.0),
-    }[update]
+    truth = dense_update(problem.F, problem.theta, removed, update)
     tight = {"rtol": 1e-4, "atol": 1e-4} if kind == "sums" and update == "obs" else {"rtol": 1e-9, "atol": 1e-9}
     assert torch.allclose(delta, truth, **tight)
     assert torch.equal(delta[removed], -problem.theta[removed])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from models import cnn, mlp
+from models import cnn, failing_loss, mlp
 from pruning_cases import PAPER, quick, zeros
 from states import same, state_of, unchanged
 from torch import nn
@@ -80,19 +80,6 @@ def test_batches_that_run_out_for_good():
         prune(case.model, case.loss_fn, {"x": torch.ones(2)}, 0.5)
 
 
-class Bomb:
-    """A loss that raises at its n-th call."""
-
-    def __init__(self, loss_fn, calls, error):
-        self.loss_fn, self.left, self.error = loss_fn, calls, error
-
-    def __call__(self, model, batch):
-        self.left -= 1
-        if self.left == 0:
-            raise self.error
-        return self.loss_fn(model, batch)
-
-
 @pytest.fixture(scope="module")
 def complete():
     """The states before the first step, and after each of the steps."""
@@ -108,7 +95,7 @@ def test_whatever_happens_the_model_holds_the_last_complete_step(complete, call,
     """One loss at the start; each step has four gradients and a loss."""
     case = mlp()
     with pytest.raises(type(error)):
-        quick(case._replace(loss_fn=Bomb(case.loss_fn, call, error)), 0.5, loss_batches=1)
+        quick(case._replace(loss_fn=failing_loss(call, error)), 0.5, loss_batches=1)
     assert same(state_of(case.model), complete[max(0, call - 2) // 5])
     assert all(parameter.grad is None for parameter in case.model.parameters())
 

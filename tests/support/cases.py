@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import mfac
+from mfac.windows.storage import as_kind
 
 
 def mixed(m, d, norm=1.0, dtype=torch.float32, seed=0):
@@ -99,6 +100,22 @@ def weighted(rows, damping, folder, block_size=None):
     return Built(op, rows, block_size and spans([rows.shape[1]], block_size), weights)
 
 
+def fill(op, rows):
+    """A window into which these rows have gone, one after the other."""
+    for row in rows:
+        op.update(row)
+    return op
+
+
+def stored(rows, kind):
+    """The storage of a window of this kind with these rows, and what they have become in it."""
+    storage, written = as_kind(kind).build(*rows.shape, torch.device("cpu")), []
+    for k, row in enumerate(rows):
+        written.append(storage.encode(row))
+        storage.write(k, written[-1])
+    return storage, torch.stack([each.dense for each in written])
+
+
 def dynamic(rows, damping, folder, window=None, laps=2.5, devices=None):
     """A window that went round and was filled out of order, and holds just these rows at the end."""
     m, d = rows.shape
@@ -119,9 +136,7 @@ def half_full(rows, damping, folder):
     m, d = rows.shape
     answers = torch.float64 if rows.dtype == torch.float64 else torch.float32
     op = mfac.DynamicInverseFisher(2 * m, d, damping, dtype=answers, window=rows.dtype, normalize="full")
-    for row in rows:
-        op.update(row)
-    return Built(op, rows, weights=torch.full((m,), 1 / (2 * m), dtype=torch.float64))
+    return Built(fill(op, rows), rows, weights=torch.full((m,), 1 / (2 * m), dtype=torch.float64))
 
 
 OPERATORS: dict[str, Callable[[Tensor, float, Any], Built]] = {

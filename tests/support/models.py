@@ -1,6 +1,8 @@
 """Small seeded models of every kind, each with a loss and a batch."""
 
+import itertools
 from collections.abc import Callable, Iterable
+from functools import wraps
 from typing import Any, NamedTuple
 
 import torch
@@ -16,10 +18,27 @@ class Case(NamedTuple):
     batch: Any
     is_mapped: bool = True
 
+    def batches(self, size: int) -> list[tuple[Tensor, Tensor]]:
+        """The batch in parts: inputs and targets of so many samples each."""
+        return list(zip(*(part.split(size) for part in self.batch), strict=True))
+
 
 def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
     inputs, targets = batch
     return F.cross_entropy(model(inputs), targets)
+
+
+def failing_loss(call: int | None, error: BaseException, loss_fn: Callable[[Any, Any], Tensor] = cross_entropy) -> Any:
+    """A loss that raises the error at its n-th call."""
+    calls = itertools.count(1)
+
+    @wraps(loss_fn)
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        if next(calls) == call:
+            raise error
+        return loss_fn(model, batch)
+
+    return loss
 
 
 def backward_rows(model: nn.Module, loss_fn: Callable[[Any, Any], Tensor], batches: Iterable[Any]) -> Tensor:

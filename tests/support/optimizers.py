@@ -85,12 +85,12 @@ def loss_of(model: nn.Module, step: int) -> Tensor:
     return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), inputs[:, :3].argmax(1))
 
 
-def train(model: nn.Module, optimizer: Optimizer, steps: Iterable[int]) -> list[float]:
-    """Plain training over the batches of these steps; returns the loss before each."""
+def train(model: nn.Module, optimizer: Optimizer, steps: Iterable[int], scale: float = 1.0) -> list[float]:
+    """Plain training over the batches of these steps, with the loss times `scale`; returns the loss before each."""
     losses = []
     for step in steps:
         optimizer.zero_grad()
-        loss = loss_of(model, step)
+        loss = scale * loss_of(model, step)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())

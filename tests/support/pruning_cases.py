@@ -43,17 +43,13 @@ def blocks_of(block_size: int | None) -> list[tuple[int, int]]:
     return [(0, sum(SIZES))] if block_size is None else spans(SIZES, block_size)
 
 
-def dense_fisher(rows: Tensor, block_size: int | None, damping: float = DAMPING) -> Tensor:
-    return torch.from_numpy(oracle.fisher(rows, damping, blocks=blocks_of(block_size)).astype(float))
-
-
 def quadratic(num_grads: int = 8, block_size: int | None = None, seed: int = 0) -> Problem:
     """Pairs of batches with the gradients g and −g: their mean is zero, their Fisher matrix is the Hessian."""
     model = Quadratic(seed)
     half = torch.randn(num_grads // 2, 32, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
     rows = torch.stack([half, -half], 1).flatten(0, 1)
     theta = model.vector().detach().clone()
-    F = dense_fisher(rows, block_size)
+    F = torch.from_numpy(oracle.fisher(rows, DAMPING, blocks=blocks_of(block_size)).astype(float))
 
     def loss_fn(model: Quadratic, g: Tensor) -> Tensor:
         change = model.vector() - theta
@@ -76,6 +72,13 @@ def dense_obs(F: Tensor, theta: Tensor, removed: Tensor) -> Tensor:
     for i in removed.nonzero()[:, 0]:
         delta -= theta[i] * inverse[:, i] / inverse[i, i]
     return torch.where(removed, -theta, delta)
+
+
+def dense_update(F: Tensor, theta: Tensor, removed: Tensor, update: str) -> Tensor:
+    """How the weights change by each way to update those that remain."""
+    if update == "none":
+        return torch.where(removed, -theta, 0.0)
+    return dense_obs(F, theta, removed) if update == "obs" else dense_joint(F, theta, removed)[0]
 
 
 def literal_greedy(F: Tensor, theta: Tensor, candidates: Iterable[int], count: int) -> list[tuple[int, float]]:
