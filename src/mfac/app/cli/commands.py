@@ -34,7 +34,8 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_mar
 LIBRARY = options(
     library_prune,
     {WHAT: "pattern scope targets ignore",
-     HOW: "recomputations num_grads block_size damping fisher update recalibrate refit order per_sample memory rows_dir"},
+     HOW: "recomputations num_grads block_size damping fisher update recalibrate refit order per_sample memory "
+          "rows_dir"},
     recomputations={"default": None,
                     "show_default": f"{PruningOptions().recomputations}, or {GRADUAL_RECOMPUTATIONS} with --gradual"},
     update={"choices": UPDATES}, order={"choices": ORDERS}, fisher={"choices": FISHERS},
