@@ -98,25 +98,23 @@ def _stories(name: str, length: int, tested: int, stages: dict[float, int], patt
 
 def _resnet50() -> Subject:
     """512 pictures of ten classes in batches of 8, among 1,000 classes; the last 64 are held out."""
+    images, labels = imagenette("train")
+
+    def batches(chosen: Any, size: int) -> Batches:
+        return list(zip(images[chosen].split(size), labels[chosen].split(size), strict=True))
 
     def calibration(seed: int) -> Batches:
-        images, labels = imagenette("train")
-        chosen = torch.randperm(len(images) - 64, generator=torch.Generator().manual_seed(seed))[: 8 * BATCHES]
-        return list(zip(images[chosen].split(8), labels[chosen].split(8), strict=True))
+        order = torch.randperm(len(images) - 64, generator=torch.Generator().manual_seed(seed))
+        return batches(order[: 8 * BATCHES], 8)
 
-    def held_out() -> Batches:
-        images, labels = imagenette("train")
-        return list(zip(images[-64:].split(16), labels[-64:].split(16), strict=True))
-
-    return Subject(imagenet_resnet50, CROSS_ENTROPY, calibration, held_out, top_accuracies,
+    return Subject(imagenet_resnet50, CROSS_ENTROPY, calibration, lambda: batches(slice(-64, None), 16), top_accuracies,
                    {0.5: 1, 0.6: 1, 0.7: 1, 0.8: 1}, 0.7, methods=("magnitude", "M-FAC (paper)", OURS),
                    ours=(("memory", "4GB"),))  # fmt: skip
 
 
-OURS, NOT_REFITTED, WITHOUT_PRIOR = "mfac.prune", "mfac.prune, refit=False", 'mfac.prune, update="joint"'
+OWN = OURS, NOT_REFITTED, WITHOUT_PRIOR = "mfac.prune", "mfac.prune, refit=False", 'mfac.prune, update="joint"'
 REFITTED = " + mfac.refit"
 AFRESH = (OURS, "SparseGPT")  # each sparsity from the dense model
-OWN = (OURS, NOT_REFITTED, WITHOUT_PRIOR)
 IMAGE_METHODS = (*OWN, "K-FAC", "magnitude", "M-FAC (paper)", "L-OBS", "WoodFisher", "Wanda")
 LANGUAGE_METHODS = (*OWN, "K-FAC", "SparseGPT", "Wanda", "magnitude", "L-OBS", "M-FAC (paper)")
 SUBJECTS: dict[str, Callable[[], Subject]] = {
@@ -171,12 +169,6 @@ def tested(model: nn.Module, batches: Batches, test: Callable[[nn.Module], Any])
     return test(other.eval())
 
 
-def refit(subject: Subject, model: nn.Module, batches: Batches, masks: dict[str, Tensor]) -> nn.Module:
-    other = copy.deepcopy(model)
-    mfac.refit(other, subject.model(), subject.loss_fn, batches, masks)
-    return other
-
-
 def chosen(subject: Subject, name: str, ledger: Ledger) -> dict[str, Any]:
     """The settings with the lowest loss on held-out training data after pruning to `searched`."""
     candidates = METHODS[name]
@@ -215,17 +207,19 @@ def row(
     """
     model, batches, masks, cells = subject.model(), subject.calibration(seed), None, {}
     stages: dict[float | None, int] = {None: 4} if two_four else dict(subject.stages)
-    so_far = 0
+    steps = 0
     for sparsity, recomputations in stages.items():
-        so_far += recomputations
+        steps = steps * (name in AFRESH) + recomputations
         if name in AFRESH:
             model, masks = subject.model(), None
-        steps = so_far if name in AFRESH else recomputations
         start = time.process_time()
         masks = pruned(subject, name, model, batches, sparsity, steps, masks, settings, seed)
         seconds = round(time.process_time() - start, 1)
         kept = sum(int(mask.sum()) for mask in masks.values()) / sum(mask.numel() for mask in masks.values())
-        cell = tested(refit(subject, model, batches, masks) if refitted else model, batches, subject.test)
+        other = copy.deepcopy(model)
+        if refitted:
+            mfac.refit(other, subject.model(), subject.loss_fn, batches, masks)
+        cell = tested(other, batches, subject.test)
         cell |= {"sparsity": round(1 - kept, 4), "seconds": seconds,
                  "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}  # fmt: skip
         cells["2:4" if sparsity is None else f"{sparsity:.0%}"] = cell
