@@ -22,4 +22,4 @@ if __name__ == "__main__":
     if chosen := tuple(map(int, sys.argv[1:])):
         list(map(shown, cases([chosen])))
     else:
-        save("blocks", "python benchmarks/bench_blocks.py", cases([(128, 64), (2048, 400), (128, 1024)]))
+        save("blocks", "python benchmarks/bench_blocks.py", cases([(128, 64), (128, 256), (2048, 512)]))
