@@ -13,11 +13,11 @@ from torch.distributed import ProcessGroup
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from mfac.columns import columns_of, like, local, parameter_ranks
-from mfac.damage import reading
 from mfac.dynamic import Normalize
 from mfac.parameter_groups import check_last, gradients_of, group_parameters, name_parameters, read_state
 from mfac.parameter_window import Damping, NonFinite, ParameterWindow, Windowed, row_dtype, trainable
 from mfac.precision import Precision
+from mfac.saved import reading
 from mfac.windows.storage import Window, window_bytes
 
 WINDOW_ENTRIES = {"rows", "columns", "shape", "mask", "window"}  # of a parameter's saved state

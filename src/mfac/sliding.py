@@ -15,8 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mfac import woodbury
-from mfac.damage import count_of, tensor_of
 from mfac.precision import EPS64, PRODUCT_TOLERANCE, sensitivity
+from mfac.saved import count_of, tensor_of
 
 # One refinement squares the relative error, and a step multiplies the rest by its sensitivity. A product with any
 # vector subtracts nearly all of it again, and needs the accuracy of a Cholesky. Beyond these the inverse is recomputed.

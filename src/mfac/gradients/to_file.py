@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mfac.file_lock import locked
 from mfac.gradient_file import GradientFile
 from mfac.gradients.batches import Batch, tensors
 from mfac.gradients.collect import Collection, NotFiniteError
 from mfac.gradients.model_state import evaluation
 from mfac.gradients.per_sample import ChunkPlan
 from mfac.memory import gib
+from mfac.saved import locked
 
 
 def collect_to_file(

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mfac import products
-from mfac.damage import count_of, tensor_of
 from mfac.memory import is_count
+from mfac.saved import count_of, tensor_of
 from mfac.windows import native
 from mfac.windows.rows import Rows, SavedRows, StoredRow
 
