@@ -177,11 +177,7 @@ class InverseFisher(ABC):
 
     @abstractmethod
     def _held_rows(self) -> tuple[Tensor | GradientFile, Float[Tensor, " m"]]:
-        """The rows g_i that the operator was built on, and new weights c with F = λI + Σ c_i g_i g_iᵀ.
-
-        Raises:
-            ValueError: it keeps none.
-        """
+        """The rows g_i that the operator was built on, and new weights c with F = λI + Σ c_i g_i g_iᵀ; or ValueError."""
 
     @abstractmethod
     def _whole(self) -> Blocks:

@@ -87,9 +87,6 @@ def block_runs(dim: int, block_size: int | None, sizes: Sequence[int] | None = N
     """Divides `dim` columns into blocks of `block_size` columns at most (None: one block).
 
     `sizes` are the lengths of the tensors that lie side by side in the columns; no block straddles two of them.
-
-    Raises:
-        ValueError: the block size is not a positive int, or the sizes do not add up to `dim`.
     """
     if block_size is None:
         if sizes is not None:

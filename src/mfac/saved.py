@@ -61,8 +61,7 @@ def _safetensors(name: str = "safetensors") -> Any:
 def locked(lock: Path, what: object, remedy: str) -> Iterator[None]:
     """Holds a lock file that names this process, and ends with it however it ends; removes it afterwards.
 
-    Raises:
-        ValueError: another process, or another thread, holds it; says which.
+    ValueError if another process, or another thread, holds it; says which.
     """
     import fcntl  # not on Windows, where the rest of the package can be imported
 

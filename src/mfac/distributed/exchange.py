@@ -95,11 +95,7 @@ def agreed_exchange(
 
 
 def check_ranks(ranks: Ranks, collection: Collection, arguments: Mapping[str, object]) -> None:
-    """Makes sure that all ranks have the same weights, the same coordinates of them, and the same arguments.
-
-    Raises:
-        ValueError: they do not, or the model is wrapped or sharded; on every rank.
-    """
+    """Raises ValueError on every rank unless all have the same weights, coordinates and arguments, of a plain model."""
     with ranks.together("checking the model"):
         model, layout = collection.model, collection.layout
         if isinstance(model, DistributedDataParallel):

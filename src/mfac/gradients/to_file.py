@@ -27,8 +27,7 @@ def collect_to_file(
 ) -> GradientFile:
     """Appends the rows that the file does not have; it is made when the first of them is there.
 
-    Raises:
-        ValueError: another process is appending to it, or it was made with something else.
+    ValueError if another process is appending to it, or it was made with something else.
     """
     path = Path(path)
     done = GradientFile(path).rows if path.exists() else 0

@@ -122,7 +122,7 @@ class ChosenColumns:
     """Saved rows with their columns in another order; a span is a (start, stop) of them, or a number of zeros."""
 
     def __init__(self, saved: "SavedRows", spans: Sequence[tuple[int, int] | int]):
-        self.kind = saved.kind
+        self.kind: Kind = saved.kind
         self._saved = saved
         self._spans = spans
 
