@@ -16,7 +16,7 @@ from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
 from mfac.inverse_fisher import Blocks, InverseFisher, check_damping, ranks_of
 from mfac.memory import available_memory, check_count, gib
-from mfac.pages import BlockRun, MadeColumns, Pages, Reduce, Watched, block_runs
+from mfac.pages import BlockRun, Pages, Reduce, Watched, block_runs
 from mfac.precision import Precision, check_dense, check_precision, product_dtype
 from mfac.primal import PrimalBlocks
 
@@ -225,11 +225,7 @@ def build_blocks(grads: Gradients, damping: float, options: BlockOptions, reduce
             PrimalBlocks.from_sums(run, total.to(device) / grads.num_grads, damping)
             for run, total in zip(grads.runs, grads.sums, strict=True)
         ]
-    source: Tensor | MadeColumns
-    if isinstance(grads, GradientFile):
-        source = MadeColumns(grads.shape, grads.dtype, grads.read_columns, grads.gather_columns)
-    else:
-        source = grads if options.page_size is not None else grads.to(device)
+    source = grads if isinstance(grads, GradientFile) or options.page_size is not None else grads.to(device)
     pages, weights, precision = Pages(source, device, options.page_size), options._weights(device), options.precision
     return [
         PrimalBlocks(run, damping, pages.device, precision, pages, weights)
