@@ -292,14 +292,8 @@ class MFAC(WindowOptimizer):
     def _take(self, gradients: dict[Tensor, Tensor]) -> None:
         average = self.param_groups[0]["momentum"] if self.momentum_on == "gradient" else 0.0
         steps = self._window.precondition(gradients, average=average)
-        if steps is not None:
-            self._move(steps)
-
-    def _needs_buffers(self, group: Mapping[str, Any]) -> bool:
-        return bool(group["momentum"]) and self.momentum_on == "step"
-
-    def _move(self, steps: dict[Tensor, Tensor]) -> None:
-        """Moves the parameters, each by its part of F⁻¹g; the parts are overwritten."""
+        if steps is None:
+            return
         if self.max_step_norm is not None:
             self._shorten(steps, self.max_step_norm)
         for group in self.param_groups:
@@ -312,6 +306,9 @@ class MFAC(WindowOptimizer):
             update([local(tensor) for tensor in params], parts, [local(buffer) for buffer in buffers], group)
             for state in states:
                 state["step"] += 1
+
+    def _needs_buffers(self, group: Mapping[str, Any]) -> bool:
+        return bool(group["momentum"]) and self.momentum_on == "step"
 
     def _shorten(self, steps: dict[Tensor, Tensor], longest: float) -> None:
         rates = {tensor: float(group["lr"]) for group in self.param_groups for tensor in group["params"]}

@@ -131,9 +131,6 @@ class Chunk:
     index: int
     sample: int | None
 
-    def name(self, position: int) -> str:
-        return ("" if self.sample is None else f"sample {self.sample + position} of ") + f"batch {self.index}"
-
 
 @dataclass
 class Collection:
@@ -207,7 +204,7 @@ class Collection:
                 while start < samples and row < self.count:
                     count, part, sample = 1, batch, None
                     if self.per_sample:
-                        longest = self.mapped.chunk_length(row)
+                        longest = self.mapped.plan.others if row else self.mapped.plan.first
                         count = min(longest, samples - start, self.count - row, piece - row % piece)
                         part, sample = cut(batch, start, start + count), start
                     if row + count > done:
@@ -322,9 +319,10 @@ def _check_finite(chunk: Chunk, losses: list[float], rows: Tensor) -> None:
     for position, (loss, row) in enumerate(zip(losses, rows, strict=True)):
         if not math.isfinite(loss) or not bool(torch.isfinite(row).all()):
             what = "gradient" if math.isfinite(loss) else f"loss ({loss})"
+            where = ("" if chunk.sample is None else f"sample {chunk.sample + position} of ") + f"batch {chunk.index}"
             error = NotFiniteError(
-                f"the {what} of {chunk.name(position)} is not finite; the {chunk.row + position} rows before it are "
-                f"good. Check that batch and the scale of the loss, or use a dtype of wider range than {rows.dtype}"
+                f"the {what} of {where} is not finite; the {chunk.row + position} rows before it are good. "
+                f"Check that batch and the scale of the loss, or use a dtype of wider range than {rows.dtype}"
             )
             error.good = position
             raise error
