@@ -1,14 +1,16 @@
 """What is saved: files written as a whole by one process at a time, and damage noticed while they are read."""
 
+import hashlib
 import importlib
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -118,3 +120,16 @@ def tensor_of(state: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> Te
             "the state is damaged: load another"
         )
     return value
+
+
+def digest(words: Iterable[str], values: Iterable[Tensor]) -> str:
+    """A short word that differs where one of the words or of the numbers does."""
+    hasher = hashlib.blake2b(digest_size=8)
+    for word in words:
+        hasher.update(word.encode() + b"\0")
+    for value in values:
+        hasher.update(f"{value.dtype}{tuple(value.shape)}".encode())
+        plain = value.detach().cpu().contiguous().reshape(-1)
+        if plain.numel():
+            hasher.update(plain.view(torch.uint8).numpy().data)
+    return hasher.hexdigest()

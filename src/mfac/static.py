@@ -1,6 +1,5 @@
 """The static operator: a fixed set of gradients, in full, in blocks, and paged through memory."""
 
-import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from mfac.memory import available_memory, check_count, gib
 from mfac.pages import BlockRun, Pages, Reduce, Watched, block_runs
 from mfac.precision import Precision, check_dense, check_precision, product_dtype
 from mfac.primal import PrimalBlocks
+from mfac.saved import digest
 
 Gradients = Tensor | GradientFile | FisherBlocks
 
@@ -209,7 +209,7 @@ class BlockOptions:
             "dtype": grads.dtype,
             "precision": self.precision,
             "overwrite": self.overwrite and in_place,
-            "row_weights": None if weights is None else hashlib.sha1(weights.numpy().tobytes()).hexdigest()[:16],
+            "row_weights": None if weights is None else digest([], [weights]),
         }
 
     def _weights(self, device: torch.device | str = "cpu") -> Float[Tensor, " m"] | None:

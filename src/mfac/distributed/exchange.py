@@ -17,8 +17,8 @@ from mfac.gradients.accumulate import new_blocks
 from mfac.gradients.batches import Batch
 from mfac.gradients.collect import Collection, new_rows
 from mfac.gradients.model_state import evaluation
-from mfac.gradients.to_file import digest
 from mfac.inverse_fisher import Ranks
+from mfac.saved import digest
 
 # A rank makes rows until it has so many bytes of them, and sends them: enough that the time to start a message does not
 # count, and little beside what a rank keeps.

@@ -1,7 +1,6 @@
 """Rows that go to a file as they are made, and the fingerprint that is checked before a run is resumed."""
 
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from mfac.gradient_file import GradientFile
 from mfac.gradients.batches import Batch, tensors
@@ -19,7 +17,7 @@ from mfac.gradients.collect import Collection, NotFiniteError
 from mfac.gradients.model_state import evaluation
 from mfac.gradients.per_sample import ChunkPlan
 from mfac.memory import gib
-from mfac.saved import locked
+from mfac.saved import digest, locked
 
 
 def collect_to_file(
@@ -104,19 +102,6 @@ def _check_fields(
         found = f"{file.path} holds {file.rows} rows made with something else: {changes}"
         raise ValueError(f"{found}; delete it or choose another out= (and seed batches that are shuffled)")
     return None if plan is None else ChunkPlan(*plan)
-
-
-def digest(words: Iterable[str], values: Iterable[Tensor]) -> str:
-    """A short word that differs where one of the words or of the numbers does."""
-    hasher = hashlib.blake2b(digest_size=8)
-    for word in words:
-        hasher.update(word.encode() + b"\0")
-    for value in values:
-        hasher.update(f"{value.dtype}{tuple(value.shape)}".encode())
-        plain = value.detach().cpu().contiguous().reshape(-1)
-        if plain.numel():
-            hasher.update(plain.view(torch.uint8).numpy().data)
-    return hasher.hexdigest()
 
 
 def _describe(loss_fn: Any) -> str:
