@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import mfac
 from experiments.datasets.folder import data_folder
 from mfac.gradients.batches import move
-from mfac.pruning.atomic_file import replacing
+from mfac.saved import replacing
 
 RUNS = data_folder().parent / "runs"  # checkpoints of unfinished runs, and networks that were trained once
 Factor = Callable[[float], float]

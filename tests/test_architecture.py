@@ -20,7 +20,7 @@ DOCS = ROOT.parents[1] / "docs" / "architecture.md"
 # A module imports from its own layer and from those above it; docs/architecture.md has the same table.
 LAYERS = {
     "algebra": ["woodbury", "products", "precision", "reference", "memory"],
-    "rows": ["layout", "pages", "fisher_blocks", "gradient_file", "progress", "damage", "file_lock", "windows"],
+    "rows": ["layout", "pages", "fisher_blocks", "gradient_file", "saved", "windows"],
     "operators and gradients": ["inverse_fisher", "dual", "primal", "static", "sliding", "dynamic", "influence",
                                 "gradients", "distributed.groups", "distributed.shares", "distributed.exchange"],
     "training and pruning": ["columns", "parameter_groups", "parameter_window", "optimizer", "full_matrix_adam",

@@ -67,15 +67,12 @@ class Columns:
 def columns_of(named: Mapping[str, Tensor], masks: Mapping[str, Tensor], ranks: Ranks) -> Columns:
     """The columns that this process holds; ValueError if parameters cannot be divided or masks do not fit."""
     masks = {name: mask for name, mask in masks.items() if name in named}
-    if any(is_placed(tensor) for tensor in named.values()):
-        from mfac.distributed.placed import PlacedColumns
-
-        return PlacedColumns(named, masks, ranks)
-    if ranks.size == 1:
+    placed = any(is_placed(tensor) for tensor in named.values())
+    if ranks.size == 1 and not placed:
         return Columns(named, masks)
-    from mfac.distributed.chunked import ChunkedColumns
+    from mfac.distributed.columns import ChunkedColumns, PlacedColumns
 
-    return ChunkedColumns(named, masks, ranks)
+    return (PlacedColumns if placed else ChunkedColumns)(named, masks, ranks)
 
 
 def parameter_ranks(named: Mapping[str, Tensor], group: ProcessGroup | None) -> Ranks:
@@ -84,7 +81,7 @@ def parameter_ranks(named: Mapping[str, Tensor], group: ProcessGroup | None) -> 
         return ranks_of(group)
     if group is not None:
         raise ValueError("DTensor parameters bring the ranks of their own mesh; leave process_group out")
-    from mfac.distributed.placed import shardings
+    from mfac.distributed.columns import shardings
 
     first = shardings(named)[0]
     return ranks_of(first.mesh.get_group(first.mesh_dim))
@@ -119,7 +116,7 @@ def like(name: str, value: Tensor, parameter: Tensor, dtype: torch.dtype) -> Ten
         shapes = f"{list(value.shape)} for a parameter {list(parameter.shape)}"
         raise ValueError(f"the state has {name} of shape {shapes}; was it saved with another model?")
     if is_placed(parameter):
-        from mfac.distributed.placed import placed_like
+        from mfac.distributed.columns import placed_like
 
         return placed_like(name, value, parameter, dtype)
     return _unsharded(name, value).to(parameter.device, dtype, copy=True)

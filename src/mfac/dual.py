@@ -283,23 +283,14 @@ class DualBlocks:
         return whitened, fisher
 
     def _removal(self, blocks: slice, pieces: Pass, removed: Tensor, u: Tensor, squares: Tensor) -> Tensor:
-        """S_R⁻¹ u, with S_R by products in float32 where that is good enough."""
-        for dtype in (judge.gram_dtype(self._precision, self._dtype, self._m), torch.float64):
-            last = dtype == torch.float64 or self._precision != "auto"
-            factors = Factors(blocks.stop - blocks.start, self._m, self._factors.shift, u.device)
-            try:
-                factors.accept(slice(None), *self._gram(blocks, pieces, dtype, removed))
-            except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-                if last:
-                    raise
-                continue
-            a, known = woodbury.solve(factors.L, u), factors.known(slice(None))
-            moved = squares + (a * u).sum(1) - factors.shift * a.square().sum(1)
+        """S_R⁻¹ u, with S_R in float64 unless float32 is asked for."""
+        factors = Factors(blocks.stop - blocks.start, self._m, self._factors.shift, u.device)
+        factors.accept(slice(None), *self._gram(blocks, pieces, judge.block_dtype(self._precision), removed))
+        a = woodbury.solve(factors.L, u)
+        if self._precision != "float32":
+            known, moved = factors.known(slice(None)), squares + (a * u).sum(1) - factors.shift * a.square().sum(1)
             error = judge.removal_error(known, (known.squares * a.square()).sum(1), moved)
-            if last and self._precision != "float32":
-                judge.check_promise(error, known.squares, factors.shift)
-            if last or bool((error <= judge.PRODUCT_TOLERANCE).all()):
-                break
+            judge.check_promise(error, known.squares, factors.shift)
         return a
 
     def _passes(self, which: Bool[Tensor, " count"] | None = None) -> Iterator[tuple[slice, Pass]]:

@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from mfac import precision as judge
-from mfac.damage import count_of, reading, tensor_of
 from mfac.dual import DualBlocks
 from mfac.inverse_fisher import Blocks, InverseFisher, check_damping, one_thread, ranks_of
 from mfac.memory import check_count
 from mfac.pages import BlockRun
 from mfac.precision import Precision
 from mfac.products import gram, squared_norm
+from mfac.saved import count_of, reading, tensor_of
 from mfac.sliding import SlidingInverse
 from mfac.windows.plain import DTYPES
 from mfac.windows.storage import Window, as_devices, as_kind, build_rows, check_wider, saved_rows

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mfac.damage import count_of, reading
 from mfac.memory import check_count
 from mfac.precision import check_dense
+from mfac.saved import count_of, reading, replacing
 
 PathLike = str | os.PathLike[str]
 MAGIC = b"MFACROWS"
@@ -60,10 +60,8 @@ class GradientFile:
         path = Path(path)
         if path.exists():
             raise FileExistsError(f"{path} exists already; delete it or choose another file")
-        # Written under another name first: a process killed here leaves no file with half a header.
-        unnamed = path.with_name(path.name + ".new")
-        unnamed.write_bytes(header.ljust(HEADER_BYTES))
-        os.replace(unnamed, path)
+        with replacing(path) as draft:  # a process killed here leaves no file with half a header
+            draft.write_bytes(header.ljust(HEADER_BYTES))
         return cls(path)
 
     @property

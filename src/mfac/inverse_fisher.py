@@ -107,7 +107,16 @@ class InverseFisher(ABC):
                 f"index tensors must have one shape, not {list(rows.shape)} and {list(columns.shape)}; "
                 "expand them first, for instance by torch.broadcast_tensors"
             )
-        return self._elements(rows.reshape(-1), columns.reshape(-1)).to(self.dtype).reshape(rows.shape)
+        shape, rows, columns = rows.shape, rows.reshape(-1), columns.reshape(-1)
+        out = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)  # also between blocks
+
+        def fill(blocks: Blocks) -> None:
+            run = blocks.run
+            inside = (rows >= run.start) & (rows < run.stop) & (columns >= run.start) & (columns < run.stop)
+            out[inside] = blocks.elements(rows[inside] - run.start, columns[inside] - run.start)
+
+        self._ask(fill)
+        return out.to(self.dtype).reshape(shape)
 
     @torch.no_grad()
     def logdet(self) -> Float[Tensor, ""]:
@@ -154,18 +163,6 @@ class InverseFisher(ABC):
     def _ask(self, question: Callable[[Blocks], Any]) -> list[Any]:
         """The answers of all blocks of this rank, in order."""
 
-    def _elements(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """[F⁻¹]_ij for pairs (i, j); zero between blocks."""
-        out = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
-
-        def fill(blocks: Blocks) -> None:
-            run = blocks.run
-            inside = (rows >= run.start) & (rows < run.stop) & (columns >= run.start) & (columns < run.stop)
-            out[inside] = blocks.elements(rows[inside] - run.start, columns[inside] - run.start)
-
-        self._ask(fill)
-        return out
-
     def _total(self, values: list[Tensor], shape: tuple[int, ...]) -> Tensor:
         """The sum over all blocks of all ranks."""
         total = sum(values, torch.zeros(shape, dtype=torch.float64, device=self.device))
@@ -177,11 +174,7 @@ class InverseFisher(ABC):
 
     @abstractmethod
     def _held_rows(self) -> tuple[Tensor | GradientFile, Float[Tensor, " m"]]:
-        """The rows g_i that the operator was built on, and new weights c with F = λI + Σ c_i g_i g_iᵀ.
-
-        Raises:
-            ValueError: it keeps none.
-        """
+        """The rows g_i that the operator was built on, and new weights c: F = λI + Σ c_i g_i g_iᵀ; or ValueError."""
 
     @abstractmethod
     def _whole(self) -> Blocks:

@@ -126,8 +126,7 @@ def parameters_by_name(model: nn.Module) -> dict[str, Tensor]:
 def matching(item: str | Tensor, known: Named, argument: str, owner: str) -> dict[str, Tensor]:
     """The tensors that a name, a `"re:..."` pattern or a tensor stands for, by name; wrappers in a name do not matter.
 
-    Raises:
-        ValueError: `argument` matches no tensor of `owner`; the message has the nearest name.
+    ValueError if `argument` matches no tensor of `owner`; the message has the nearest name.
     """
     if isinstance(item, Tensor):
         found = {name: tensor for name, tensor in known.items() if tensor is item}

@@ -13,11 +13,11 @@ from torch.distributed import ProcessGroup
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from mfac.columns import columns_of, like, local, parameter_ranks
-from mfac.damage import reading
 from mfac.dynamic import Normalize
 from mfac.parameter_groups import check_last, gradients_of, group_parameters, name_parameters, read_state
 from mfac.parameter_window import Damping, NonFinite, ParameterWindow, Windowed, row_dtype, trainable
 from mfac.precision import Precision
+from mfac.saved import reading
 from mfac.windows.storage import Window, window_bytes
 
 WINDOW_ENTRIES = {"rows", "columns", "shape", "mask", "window"}  # of a parameter's saved state
@@ -292,14 +292,8 @@ class MFAC(WindowOptimizer):
     def _take(self, gradients: dict[Tensor, Tensor]) -> None:
         average = self.param_groups[0]["momentum"] if self.momentum_on == "gradient" else 0.0
         steps = self._window.precondition(gradients, average=average)
-        if steps is not None:
-            self._move(steps)
-
-    def _needs_buffers(self, group: Mapping[str, Any]) -> bool:
-        return bool(group["momentum"]) and self.momentum_on == "step"
-
-    def _move(self, steps: dict[Tensor, Tensor]) -> None:
-        """Moves the parameters, each by its part of F⁻¹g; the parts are overwritten."""
+        if steps is None:
+            return
         if self.max_step_norm is not None:
             self._shorten(steps, self.max_step_norm)
         for group in self.param_groups:
@@ -312,6 +306,9 @@ class MFAC(WindowOptimizer):
             update([local(tensor) for tensor in params], parts, [local(buffer) for buffer in buffers], group)
             for state in states:
                 state["step"] += 1
+
+    def _needs_buffers(self, group: Mapping[str, Any]) -> bool:
+        return bool(group["momentum"]) and self.momentum_on == "step"
 
     def _shorten(self, steps: dict[Tensor, Tensor], longest: float) -> None:
         rates = {tensor: float(group["lr"]) for group in self.param_groups for tensor in group["params"]}

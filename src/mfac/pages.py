@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from mfac.gradient_file import GradientFile
 from mfac.memory import is_count
 
 if TYPE_CHECKING:
@@ -87,9 +88,6 @@ def block_runs(dim: int, block_size: int | None, sizes: Sequence[int] | None = N
     """Divides `dim` columns into blocks of `block_size` columns at most (None: one block).
 
     `sizes` are the lengths of the tensors that lie side by side in the columns; no block straddles two of them.
-
-    Raises:
-        ValueError: the block size is not a positive int, or the sizes do not add up to `dim`.
     """
     if block_size is None:
         if sizes is not None:
@@ -120,12 +118,12 @@ Pass = Callable[[], Iterator[tuple[Piece, Float[Tensor, "blocks m length"]]]]
 
 @dataclass(frozen=True)
 class MadeColumns:
-    """A matrix [m, d] whose columns are made, or read from a file, when they are asked for."""
+    """A matrix [m, d] whose columns are made when they are asked for; a `GradientFile` reads its own."""
 
     shape: tuple[int, int]
     dtype: torch.dtype
-    load: Callable[[int, int], Float[Tensor, "m columns"]]
-    gather: Callable[[Int[Tensor, " n"]], Float[Tensor, "m n"]]
+    read_columns: Callable[[int, int], Float[Tensor, "m columns"]]
+    gather_columns: Callable[[Int[Tensor, " n"]], Float[Tensor, "m n"]]
 
 
 class Pages:
@@ -135,7 +133,7 @@ class Pages:
     """
 
     def __init__(
-        self, source: Tensor | MadeColumns, device: torch.device, page_size: int | None = None,
+        self, source: Tensor | GradientFile | MadeColumns, device: torch.device, page_size: int | None = None,
         window: "Rows | None" = None,
     ):  # fmt: skip
         self.window = window
@@ -195,14 +193,14 @@ class Pages:
         self._check_unchanged()
         if isinstance(self.source, Tensor):
             return self.source[:, columns].to(self.device, non_blocking=True)
-        return self.source.load(columns.start, columns.stop).to(self.device)
+        return self.source.read_columns(columns.start, columns.stop).to(self.device)
 
     def gather(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "m n"]:
         """Single columns, on the device."""
         self._check_unchanged()
         if isinstance(self.source, Tensor):
             return self.source[:, indices.to(self.source.device)].to(self.device)
-        return self.source.gather(indices).to(self.device)
+        return self.source.gather_columns(indices).to(self.device)
 
     def raise_for_rows(self, reduce: Reduce | None = None) -> NoReturn:
         """Raises the ValueError that names the rows to blame for a sum that is not finite."""

@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from mfac.columns import Columns, columns_of, like, local, parameter_ranks
-from mfac.damage import count_of, reading
 from mfac.dynamic import DynamicInverseFisher, NonFiniteGradientError, Normalize
 from mfac.layout import ParameterLayout
 from mfac.memory import check_count
 from mfac.parameter_groups import Groups, name_masks, name_parameters
 from mfac.precision import EPS64, PRODUCT_TOLERANCE, Precision
+from mfac.saved import count_of, reading
 from mfac.windows.rows import ChosenColumns, SavedRows
 from mfac.windows.storage import Window, saved_rows
 

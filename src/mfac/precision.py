@@ -150,7 +150,7 @@ def first_dtype(precision: Precision, stored: torch.dtype, shift: float) -> torc
 
 
 def block_dtype(precision: Precision) -> torch.dtype:
-    """The dtype of the matrices of blocks in the primal, which must be good enough for every vector."""
+    """The dtype of matrices that are made once: of blocks in the primal, and of what a removal keeps."""
     return torch.float32 if precision == "float32" else torch.float64
 
 

@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.optim.optimizer import ParamsT
 
-from mfac.damage import reading
 from mfac.dynamic import Normalize
 from mfac.parameter_groups import gradients_of, group_parameters
 from mfac.parameter_window import Damping, NonFinite, ParameterWindow, Windowed
 from mfac.precision import Precision
+from mfac.saved import reading
 from mfac.windows.storage import Window
 
 

@@ -15,8 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mfac import woodbury
-from mfac.damage import count_of, tensor_of
 from mfac.precision import EPS64, PRODUCT_TOLERANCE, sensitivity
+from mfac.saved import count_of, tensor_of
 
 # One refinement squares the relative error, and a step multiplies the rest by its sensitivity. A product with any
 # vector subtracts nearly all of it again, and needs the accuracy of a Cholesky. Beyond these the inverse is recomputed.
@@ -36,10 +36,6 @@ class SlidingInverse:
     Replacing a row in a full window is a rank-2 update of S⁻¹, O(m²). The inverse is recomputed by a Cholesky after
     every max(m, 64) replacements (amortized O(m²) each), and at once when an update shows drift; every answer is
     refined by its residual. While the window fills, or when the shift changes, a Cholesky factor is used instead.
-
-    Args:
-        capacity: m.
-        device: of the matrices.
     """
 
     def __init__(self, capacity: int, device: torch.device):
@@ -93,11 +89,8 @@ class SlidingInverse:
     def replace(self, k: int, column: Float[Tensor, " n"], shift: float) -> tuple[float, float]:
         """Puts `column`, the products of the new row k with all n rows, into K.
 
-        `column` is overwritten. The updated inverse is kept unless it has drifted or is due to be recomputed.
-
-        Returns:
-            The squared norm of the new row, and the sensitivity of S⁻¹e_k (zero where no inverse was held). It costs
-            one host sync.
+        `column` is overwritten. The updated inverse is kept unless it has drifted or is due to be recomputed. Returns
+        the squared norm of the new row, and the sensitivity of S⁻¹e_k (zero where no inverse was held); one host sync.
         """
         K, others = self._array(self.K), self._array(column)
         n = len(others)
@@ -210,9 +203,8 @@ def squared_length(K: Array, c: Array, terms: float, total: float) -> float:
 def examine(K: Array, P: Array, k: int, shift: float) -> tuple[Array, list[float]]:
     """How good P is as the inverse of S = shift · I + K, judged by its column k; one host sync.
 
-    Returns:
-        S⁻¹e_k, refined by its residual, and figures: K_kk; Σ S_ii c_i² of the correction c that this was, and of
-        c = P e_k itself; and the arguments of `precision.sensitivity`: max S_ii P_ii, Σ K_ii c_i² and c·Kc.
+    Returns S⁻¹e_k, refined by its residual, and figures: K_kk; Σ S_ii c_i² of the correction c that this was, and of
+    c = P e_k itself; and the arguments of `precision.sensitivity`: max S_ii P_ii, Σ K_ii c_i² and c·Kc.
     """
     c, squares = P[k], K.diagonal()
     Kc, weights = K @ c, squares + shift

@@ -1,6 +1,5 @@
 """The static operator: a fixed set of gradients, in full, in blocks, and paged through memory."""
 
-import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -16,9 +15,10 @@ from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
 from mfac.inverse_fisher import Blocks, InverseFisher, check_damping, ranks_of
 from mfac.memory import available_memory, check_count, gib
-from mfac.pages import BlockRun, MadeColumns, Pages, Reduce, Watched, block_runs
+from mfac.pages import BlockRun, Pages, Reduce, Watched, block_runs
 from mfac.precision import Precision, check_dense, check_precision, product_dtype
 from mfac.primal import PrimalBlocks
+from mfac.saved import digest
 
 Gradients = Tensor | GradientFile | FisherBlocks
 
@@ -209,7 +209,7 @@ class BlockOptions:
             "dtype": grads.dtype,
             "precision": self.precision,
             "overwrite": self.overwrite and in_place,
-            "row_weights": None if weights is None else hashlib.sha1(weights.numpy().tobytes()).hexdigest()[:16],
+            "row_weights": None if weights is None else digest([], [weights]),
         }
 
     def _weights(self, device: torch.device | str = "cpu") -> Float[Tensor, " m"] | None:
@@ -225,11 +225,7 @@ def build_blocks(grads: Gradients, damping: float, options: BlockOptions, reduce
             PrimalBlocks.from_sums(run, total.to(device) / grads.num_grads, damping)
             for run, total in zip(grads.runs, grads.sums, strict=True)
         ]
-    source: Tensor | MadeColumns
-    if isinstance(grads, GradientFile):
-        source = MadeColumns(grads.shape, grads.dtype, grads.read_columns, grads.gather_columns)
-    else:
-        source = grads if options.page_size is not None else grads.to(device)
+    source = grads if isinstance(grads, GradientFile) or options.page_size is not None else grads.to(device)
     pages, weights, precision = Pages(source, device, options.page_size), options._weights(device), options.precision
     return [
         PrimalBlocks(run, damping, pages.device, precision, pages, weights)

@@ -18,11 +18,7 @@ TINY = sys.float_info.min
 
 
 def factor(K: Float[Tensor, "*blocks m m"], shift: float, overwrite: bool = False) -> Float[Tensor, "*blocks m m"]:
-    """L with L Lᵀ = S = shift · I + K; with `overwrite`, K becomes S on the way.
-
-    Raises:
-        torch.linalg.LinAlgError: S is not positive definite in float64.
-    """
+    """L with L Lᵀ = S = shift · I + K; with `overwrite`, K becomes S on the way. LinAlgError if S is indefinite."""
     S = K if overwrite else K.clone()
     S.diagonal(dim1=-2, dim2=-1).add_(shift)
     L, info = torch.linalg.cholesky_ex(S)

@@ -1,5 +1,6 @@
 """Collecting rows: what they are, how many, and that the model is left as it was found."""
 
+import importlib.util
 import itertools
 import sys
 from pathlib import Path
@@ -11,7 +12,6 @@ from processes import in_process, peak
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from mfac import progress as progress_module
 from mfac.fisher_blocks import FisherBlocks
 from mfac.gradients import accumulate_fisher, collect_gradients
 from mfac.gradients import collect as collect
@@ -204,7 +204,7 @@ def test_a_bar_on_a_terminal_or_where_it_is_asked_for(capfd, monkeypatch, progre
 
 
 def test_a_bar_without_rich(monkeypatch):
-    monkeypatch.setattr(progress_module.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     case = mlp()
     with pytest.raises(ValueError, match=r"progress=True needs rich.*pip install 'torch-mfac\[progress\]'"):
         collect_gradients(case.model, case.loss_fn, [case.batch], 1, progress=True)

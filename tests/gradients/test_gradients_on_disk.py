@@ -7,9 +7,9 @@ import torch
 from models import CASES, cross_entropy, failing_loss, mlp
 from torch.utils.data import DataLoader, TensorDataset
 
-from mfac.file_lock import locked
 from mfac.gradient_file import HEADER_BYTES, GradientFile
 from mfac.gradients import collect_gradients
+from mfac.saved import locked
 
 
 @pytest.fixture

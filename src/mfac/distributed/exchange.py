@@ -17,8 +17,8 @@ from mfac.gradients.accumulate import new_blocks
 from mfac.gradients.batches import Batch
 from mfac.gradients.collect import Collection, new_rows
 from mfac.gradients.model_state import evaluation
-from mfac.gradients.to_file import digest
 from mfac.inverse_fisher import Ranks
+from mfac.saved import digest
 
 # A rank makes rows until it has so many bytes of them, and sends them: enough that the time to start a message does not
 # count, and little beside what a rank keeps.
@@ -95,11 +95,7 @@ def agreed_exchange(
 
 
 def check_ranks(ranks: Ranks, collection: Collection, arguments: Mapping[str, object]) -> None:
-    """Makes sure that all ranks have the same weights, the same coordinates of them, and the same arguments.
-
-    Raises:
-        ValueError: they do not, or the model is wrapped or sharded; on every rank.
-    """
+    """Raises ValueError on every rank unless all have the same weights, coordinates and arguments, of a plain model."""
     with ranks.together("checking the model"):
         model, layout = collection.model, collection.layout
         if isinstance(model, DistributedDataParallel):

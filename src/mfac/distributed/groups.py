@@ -1,6 +1,5 @@
 """The ranks of a process group, which share one matrix by its columns, and what they send one another."""
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
@@ -9,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mfac.inverse_fisher import Ranks, Value
+from mfac.saved import digest
 
 # What the other ranks raise when one has raised this; RuntimeError for anything else.
 SAME_ERRORS = {"ValueError": ValueError, "MemoryError": MemoryError}
@@ -99,7 +99,6 @@ def describe(named: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> dict[s
     for number, (name, tensor) in enumerate(named.items()):
         text, mask = f"{name}: {list(tensor.shape)} {tensor.dtype}", masks.get(name)
         if mask is not None and not hasattr(mask, "device_mesh"):  # of a DTensor every rank has another piece
-            digest = hashlib.sha256(mask.cpu().numpy().tobytes()).hexdigest()[:12]
-            text += f", {int(mask.sum())} weights kept (digest {digest})"
+            text += f", {int(mask.sum())} weights kept (digest {digest([], [mask])})"
         described[f"parameter {number}"] = text
     return described

@@ -1,10 +1,11 @@
 """Model + loss + batches -> rows of G, made chunk by chunk: all of them finite, and as many as asked for."""
 
+import importlib.util
 import math
 import os
 import sys
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -130,9 +131,6 @@ class Chunk:
     index: int
     sample: int | None
 
-    def name(self, position: int) -> str:
-        return ("" if self.sample is None else f"sample {self.sample + position} of ") + f"batch {self.index}"
-
 
 @dataclass
 class Collection:
@@ -200,13 +198,13 @@ class Collection:
         row, index = 0, -1
         on_one = all(tensor.device == self.device for tensor in self.layout.tensors)
         device = self.device if on_one else None  # a model on several devices moves its batches itself
-        with self._bar(done) as advance:
+        with row_progress(self.count, done, self.progress) as advance:
             for index, batch in enumerate(stream):
                 samples, start = num_samples(batch, index) if self.per_sample else 1, 0
                 while start < samples and row < self.count:
                     count, part, sample = 1, batch, None
                     if self.per_sample:
-                        longest = self.mapped.chunk_length(row)
+                        longest = self.mapped.plan.others if row else self.mapped.plan.first
                         count = min(longest, samples - start, self.count - row, piece - row % piece)
                         part, sample = cut(batch, start, start + count), start
                     if row + count > done:
@@ -296,12 +294,24 @@ class Collection:
         """For what the loss draws; the next number is for labels."""
         return (self.seed * 0x9E3779B97F4A7C15 + 2 * (self.first + self.every * row)) % 2**63
 
-    def _bar(self, done: int) -> AbstractContextManager[Any]:
-        if self.progress is False or not (self.progress or sys.stderr.isatty()):
-            return nullcontext(lambda rows: None)
-        from mfac.progress import row_progress
 
-        return row_progress(self.count, done, self.progress)
+@contextmanager
+def row_progress(total: int, done: int, progress: bool | None) -> Iterator[Callable[[int], None]]:
+    """A function to be called with the number of new rows; it moves a bar, on a terminal or where one is asked for."""
+    wanted = sys.stderr.isatty() if progress is None else progress
+    installed = wanted and importlib.util.find_spec("rich") is not None
+    if progress and not installed:
+        raise ValueError("progress=True needs rich, which is not installed; pip install 'torch-mfac[progress]'")
+    if not installed:
+        yield lambda rows: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("gradients"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("gradients", total=total, completed=done)
+        yield lambda rows: bar.advance(task, rows)
 
 
 def _check_finite(chunk: Chunk, losses: list[float], rows: Tensor) -> None:
@@ -309,9 +319,10 @@ def _check_finite(chunk: Chunk, losses: list[float], rows: Tensor) -> None:
     for position, (loss, row) in enumerate(zip(losses, rows, strict=True)):
         if not math.isfinite(loss) or not bool(torch.isfinite(row).all()):
             what = "gradient" if math.isfinite(loss) else f"loss ({loss})"
+            where = ("" if chunk.sample is None else f"sample {chunk.sample + position} of ") + f"batch {chunk.index}"
             error = NotFiniteError(
-                f"the {what} of {chunk.name(position)} is not finite; the {chunk.row + position} rows before it are "
-                f"good. Check that batch and the scale of the loss, or use a dtype of wider range than {rows.dtype}"
+                f"the {what} of {where} is not finite; the {chunk.row + position} rows before it are good. "
+                f"Check that batch and the scale of the loss, or use a dtype of wider range than {rows.dtype}"
             )
             error.good = position
             raise error

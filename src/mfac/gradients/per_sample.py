@@ -58,9 +58,6 @@ class MappedGradients:
         self._staging = torch.empty(0, layout.full_dim, dtype=layout.dtype, device=layout.device)
         self._sample_bytes, self._warned = 1, False
 
-    def chunk_length(self, row: int) -> int:
-        return self.plan.first if row == 0 else self.plan.others
-
     def fill(self, batch: Batch, out: Tensor, zeroed: bool) -> tuple[Tensor, Tensor] | None:
         """The losses, and a number that is finite only if all of losses and rows are; None: take samples one by one."""
         if self.plan.method == "loop":

@@ -1,7 +1,6 @@
 """Rows that go to a file as they are made, and the fingerprint that is checked before a run is resumed."""
 
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -11,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from mfac.file_lock import locked
 from mfac.gradient_file import GradientFile
 from mfac.gradients.batches import Batch, tensors
 from mfac.gradients.collect import Collection, NotFiniteError
 from mfac.gradients.model_state import evaluation
 from mfac.gradients.per_sample import ChunkPlan
 from mfac.memory import gib
+from mfac.saved import digest, locked
 
 
 def collect_to_file(
@@ -27,8 +25,7 @@ def collect_to_file(
 ) -> GradientFile:
     """Appends the rows that the file does not have; it is made when the first of them is there.
 
-    Raises:
-        ValueError: another process is appending to it, or it was made with something else.
+    ValueError if another process is appending to it, or it was made with something else.
     """
     path = Path(path)
     done = GradientFile(path).rows if path.exists() else 0
@@ -105,19 +102,6 @@ def _check_fields(
         found = f"{file.path} holds {file.rows} rows made with something else: {changes}"
         raise ValueError(f"{found}; delete it or choose another out= (and seed batches that are shuffled)")
     return None if plan is None else ChunkPlan(*plan)
-
-
-def digest(words: Iterable[str], values: Iterable[Tensor]) -> str:
-    """A short word that differs where one of the words or of the numbers does."""
-    hasher = hashlib.blake2b(digest_size=8)
-    for word in words:
-        hasher.update(word.encode() + b"\0")
-    for value in values:
-        hasher.update(f"{value.dtype}{tuple(value.shape)}".encode())
-        plain = value.detach().cpu().contiguous().reshape(-1)
-        if plain.numel():
-            hasher.update(plain.view(torch.uint8).numpy().data)
-    return hasher.hexdigest()
 
 
 def _describe(loss_fn: Any) -> str:

@@ -10,7 +10,7 @@ import torch
 from mfac.full_matrix_adam import FullMatrixAdam
 from mfac.integrations.pace import Build, PacedPruning
 from mfac.optimizer import MFAC
-from mfac.pruning.atomic_file import replacing
+from mfac.saved import replacing
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments

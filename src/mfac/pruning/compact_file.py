@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mfac.damage import reading
 from mfac.layout import by_plain_name, match_masks, plain_name
-from mfac.pruning.atomic_file import read_tensors, write_tensors
+from mfac.saved import read_tensors, reading, write_tensors
 
 FORMAT = "mfac-compact-1"
 VALUES, BITS = "::values", "::bits"  # a packed tensor is stored as name::values and name::bits, eight weights per byte

@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mfac.damage import count_of, reading
 from mfac.gradients.batches import Batch
 from mfac.gradients.losses import LossFn, OutputFn
 from mfac.pruning.batch_stream import generator_state, set_generator_state
@@ -21,6 +20,7 @@ from mfac.pruning.result import PruningResult, StepRecord
 from mfac.pruning.schedules import checked_schedule
 from mfac.pruning.step import Pruner
 from mfac.pruning.weights import Names
+from mfac.saved import count_of, reading
 
 Batches = Iterable[Batch] | Callable[[int], Iterable[Batch]]
 MOMENTUM = {"momentum_buffer", "exp_avg"}  # its names in torch's optimizers

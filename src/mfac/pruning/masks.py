@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mfac.layout import as_mask, match_masks, parameters_by_name, plain_name
-from mfac.pruning.atomic_file import read_tensors, write_tensors
+from mfac.saved import read_tensors, write_tensors
 
 FORMAT = "mfac-masks"
 HEADER = ("layer", "shape", "weights", "removed", "sparsity", "")

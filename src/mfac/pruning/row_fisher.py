@@ -51,7 +51,7 @@ class RowFisher:
     prior: bool = False
 
     def __post_init__(self) -> None:
-        d = self.layout.dim
+        d, self._budget = self.layout.dim, math.inf if self.memory is None else self.memory
         by_name = self.layout.unflatten(torch.arange(1, d + 1, device=self.layout.device)).items()
         places = {name: self.weights.layers[name].by_output(index) - 1 for name, index in by_name}
         self._index = {name: torch.where(index < 0, d, index) for name, index in places.items()}
@@ -101,10 +101,6 @@ class RowFisher:
                 room -= each * (last - first)
                 first = last
         return groups
-
-    @property
-    def _budget(self) -> float:
-        return math.inf if self.memory is None else self.memory
 
     def _names(self, group: Sequence[Part]) -> set[str]:
         return {part.weight.name for part in group}

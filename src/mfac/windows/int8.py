@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mfac import products
-from mfac.damage import count_of, tensor_of
 from mfac.memory import is_count
+from mfac.saved import count_of, tensor_of
 from mfac.windows import native
 from mfac.windows.rows import Rows, SavedRows, StoredRow
 
@@ -159,10 +159,7 @@ def quantize(
 ) -> tuple[Tensor, Float[Tensor, " blocks"]]:
     """Codes in [-127, 127] and scales, max|block|/127 rounded up to 16 bits; not finite where the block is not.
 
-    Args:
-        row: numbers in the range of float32.
-        block: how many neighbours share a scale.
-        noise: uniform in [0, 1): rounds up with the probability of the fraction; None: to the nearest.
+    With `noise`, uniform in [0, 1), rounding is up with the probability of the fraction; else to the nearest.
     """
     whole = F.pad(row.float(), (0, -len(row) % block)).view(-1, block)
     scales = (whole.abs().amax(-1) / LARGEST).view(torch.int32).add(SPARE_BITS).bitwise_and_(~SPARE_BITS)

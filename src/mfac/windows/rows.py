@@ -35,15 +35,6 @@ class StoredRow:
     parts: tuple[Any, ...] = ()
 
 
-class SavedRows(Protocol):
-    """Rows of a saved state, read one by one."""
-
-    @property
-    def kind(self) -> Kind: ...
-
-    def row(self, k: int) -> Float[Tensor, " d"]: ...
-
-
 class Rows(ABC):
     """The m x d matrix G as stored. Every answer is exact for these numbers, not for those they were made from.
 
@@ -102,10 +93,10 @@ class Rows(ABC):
         """Everything to save, in the storage's own memory: a matrix, or a dict that `saved_rows` can read."""
 
     @abstractmethod
-    def load(self, saved: SavedRows, n: int) -> bool:
+    def load(self, saved: "SavedRows", n: int) -> bool:
         """Takes over n saved rows, which `check` has passed; returns whether they had to be converted."""
 
-    def check(self, saved: SavedRows, n: int) -> Float[Tensor, " n"]:
+    def check(self, saved: "SavedRows", n: int) -> Float[Tensor, " n"]:
         """The squared norms of n saved rows; ValueError if one of them does not fit. Nothing changes."""
         squares = torch.zeros(n, dtype=torch.float64)  # not a list: small tensors between large ones break up the heap
         for k in range(n):
@@ -122,7 +113,7 @@ class Rows(ABC):
                 )
         return squares
 
-    def _store(self, saved: SavedRows, n: int, encode: Callable[[Tensor], StoredRow]) -> None:
+    def _store(self, saved: "SavedRows", n: int, encode: Callable[[Tensor], StoredRow]) -> None:
         for k in range(n):
             self.write(k, encode(saved.row(k).to(self.device)))
 
@@ -130,11 +121,15 @@ class Rows(ABC):
 class ChosenColumns:
     """Saved rows with their columns in another order; a span is a (start, stop) of them, or a number of zeros."""
 
-    def __init__(self, saved: SavedRows, spans: Sequence[tuple[int, int] | int]):
-        self.kind = saved.kind
+    def __init__(self, saved: "SavedRows", spans: Sequence[tuple[int, int] | int]):
+        self.kind: Kind = saved.kind
         self._saved = saved
         self._spans = spans
 
     def row(self, k: int) -> Float[Tensor, " d"]:
         row = self._saved.row(k)
         return torch.cat([row.new_zeros(span) if isinstance(span, int) else row[slice(*span)] for span in self._spans])
+
+
+SavedRows = Rows | ChosenColumns
+"""Rows of a saved state, read one by one."""

@@ -14,8 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from mfac.damage import tensor_of
 from mfac.memory import is_count
+from mfac.saved import tensor_of
 from mfac.windows.rows import Rows, SavedRows, StoredRow
 
 LONGEST_BLOCK = 1 << 15  # int16 can index all of its columns

@@ -18,10 +18,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_model
 from torch import Tensor, nn
 
-from mfac.file_lock import locked
-from mfac.pruning.atomic_file import replacing
 from mfac.pruning.compact_file import FORMAT as COMPACT
 from mfac.pruning.compact_file import load_compact
+from mfac.saved import locked, replacing
 
 REPORT, DENSE, LOCK, STATE = "report.html", "dense.safetensors", ".lock", "state.pt"
 PATHS = ("source", "checkpoint")  # files are compared by their digests, not by their paths
