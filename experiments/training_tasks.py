@@ -83,16 +83,16 @@ def sparse() -> Task:
     images, labels = data.cifar10("train")
     batches = partial(data.ImageBatches, batch_size=128, normalisation=data.HALVES, augment=True)
     path = RUNS / "resnet20_sparse_90.pt"
-    if not path.exists():
-        model = mfac_resnet20()
-        few = list(islice(batches(images[:45000], labels[:45000], seed=0), 8))
-        mfac.prune(model, cross_entropy, few, 0.9, seed=0)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(model.state_dict(), path)
 
     def model(seed: int) -> nn.Module:
         pruned = mfac_resnet20()
-        pruned.load_state_dict(torch.load(path, weights_only=True))
+        if path.exists():
+            pruned.load_state_dict(torch.load(path, weights_only=True))
+        else:
+            few = list(islice(batches(images[:45000], labels[:45000], seed=0), 8))
+            mfac.prune(pruned, cross_entropy, few, 0.9, seed=0, refit=False)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(pruned.state_dict(), path)
         return pruned
 
     held_out = data.make_test(data.HALVES, load=lambda _: (images[45000:], labels[45000:]))

@@ -162,7 +162,7 @@ def test_pruning_ends_with_a_refit_that_brings_the_outputs_closer():
         {"method": "magnitude"},
         {"loss_fn": lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])},
     ],
-    ids=str,
+    ids=lambda options: next(iter(options)),
 )
 def test_it_is_part_of_the_default_method_only(options):
     assert same(state_of(pruned(**options)[0]), state_of(pruned(**options, refit=False)[0]))
