@@ -263,14 +263,14 @@ def plot() -> None:
         rows = {name: row for name in names if (row := means(cells, name))}
         columns = list(dict.fromkeys(key for row in rows.values() for key in row))
         print(f"\n| {title} | {' | '.join(columns)} | seconds | seeds |\n| {'--- | ' * (len(columns) + 3)}")
-        for number, (name, row) in enumerate(rows.items()):
+        for name, row in rows.items():
             values = [f"{row[key][0]:.4g}" if key in row else "" for key in columns]
             last = [row[key] for key in columns if key in row and key != "2:4"][-1]
             print(f"| {name} | {' | '.join(values)} | {last[1]:.0f} | {last[2]} |")
             line = drawing.curve(
                 (float(key.rstrip("%")), row[key][0]) for key in columns if key in row and key != "2:4"
             )
-            axis.plot(*line, label=name, **drawing.style(number))
+            axis.plot(*line, label=name, **drawing.style(names.index(name)))  # the same in every panel
         measure = next(iter(cells["dense"]))
         axis.set(title=f"{title}, dense {cells['dense'][measure]:.4g}", xlabel="sparsity, %", ylabel=measure)
         axis.set_yscale("log" if measure == "perplexity" else "linear")

@@ -112,7 +112,8 @@ class Pruner:
             # Checks what the gradients are taken of, before anything is done.
             collection = fisher.collection(start)
             self.options = options
-            self._dense = copied(model) if options.refits else None
+            refits = options.refits if method is None else options.refit is True
+            self._dense = copied(model) if refits else None
         if ranks.size > 1:
             shared = {"sparsity": sparsity} | {name: getattr(options, name) for name in SHARED}
             check_ranks(ranks, collection, shared | {"bn_batches": options.bn_batches is not None})
