@@ -18,9 +18,8 @@ from experiments import drawing
 SECTIONS = ("peers", "profile_step", "windows", "files", "static", "blocks", "dynamic", "scaling", "pages",
             "gradients", "optimizer")  # fmt: skip
 CHANGED = "2026-11-18"  # the day of the changes that these remarks are about
-COMPILED = "Measured when small blocks were compiled code; they are plain torch now, and take longer."
 COLLECTOR = "Measured before the collector was rebuilt on public PyTorch calls alone; more overhead is to be expected."
-REMARKS = {"blocks": COMPILED, "gradients": COLLECTOR}
+REMARKS = {"gradients": COLLECTOR}
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 IMAGES = PAGE.parent / "images"
 

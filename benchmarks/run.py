@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 NAMES = ("dynamic", "profile_step", "static", "blocks", "scaling", "pages", "gradients", "files", "optimizer",
          "windows", "peers", "distributed")  # fmt: skip
 # Gradients of small networks are small work: with several threads it is their meeting that would be measured.
-ONE_THREAD = ("gradients", "files")
+ONE_THREAD = ("gradients", "files", "blocks")
 
 
 def main():

@@ -1,5 +1,6 @@
 """The benchmark of peers: its truth is true, its contenders answer the same question, its cells have limits."""
 
+import importlib
 import json
 import os
 import signal
@@ -31,6 +32,11 @@ def test_the_truth_is_that_of_the_dense_matrix():
     assert oracle.error(true["product"], inverse @ oracle.wide(x)) < 1e-8
     assert oracle.error(true["step"], inverse @ oracle.wide(G[0])) < 1e-8
     assert oracle.error(true["diagonal"], inverse.diagonal()[matrices.sampled_columns(D)]) < 1e-8
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in Path(bench_peers.__file__).parent.glob("bench_*.py")))
+def test_every_benchmark_can_be_imported(name):
+    assert importlib.import_module(name).__doc__
 
 
 @pytest.mark.parametrize("name", inverses.CONTENDERS)
