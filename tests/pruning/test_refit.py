@@ -207,6 +207,8 @@ def test_a_run_is_resumed_from_the_dense_weights():
 def test_what_refit_can_be():
     with pytest.raises(ValueError, match='refit must be "auto", True or False, not 3'):
         pruned(refit=3)
+    with pytest.raises(ValueError, match="refit=True cannot tell the model's outputs from this loss"):
+        pruned(loss_fn=lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]), refit=True)
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])

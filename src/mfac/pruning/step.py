@@ -22,7 +22,7 @@ from mfac.gradients.accumulate import sum_blocks
 from mfac.gradients.batches import Batch, move
 from mfac.gradients.collect import Collection, collect_rows
 from mfac.gradients.gauss_newton import has_output
-from mfac.gradients.losses import CriterionLoss, LossFn, ModelLoss
+from mfac.gradients.losses import CriterionLoss, LossFn, ModelLoss, ready_loss
 from mfac.gradients.model_state import evaluation
 from mfac.gradients.to_file import collect_to_file
 from mfac.inverse_fisher import Ranks, ranks_of
@@ -113,6 +113,8 @@ class Pruner:
             collection = fisher.collection(start)
             self.options = options
             refits = options.refits if method is None else options.refit is True
+            if refits:  # before anything is done
+                ready_loss(loss_fn, options.output_fn, "refit=True")
             self._dense = copied(model) if refits else None
         if ranks.size > 1:
             shared = {"sparsity": sparsity} | {name: getattr(options, name) for name in SHARED}
@@ -175,7 +177,7 @@ class Pruner:
         """Resumes from a saved state, skipping batches drawn before; load the model's weights as well."""
         if state.get("plan") != self._plain_plan():
             raise ValueError("the state was saved by a run with another plan; build it with the same arguments")
-        if state["dense"] != fingerprint(self._dense):
+        if state.get("dense") != fingerprint(self._dense):
             raise ValueError("the state was saved by a run that began with other weights; build the Pruner with the "
                              "model as it was before pruning, then load the weights of both")  # fmt: skip
         self.stream.load_state_dict(state["stream"], state["start"])
