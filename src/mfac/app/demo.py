@@ -56,7 +56,7 @@ def plot(records: list[dict[str, Any]], path: Path) -> None:
         x, y = ([100 * cell[key] for cell in cells] for key in ("sparsity", "measure"))
         left.plot(x, y, **LOOKS[method])
     left.axhline(100 * pruned["dense"]["measure"], color="gray", linewidth=0.8, label="dense")
-    left.set(xlabel="weights removed, %", ylabel="accuracy, %", title="Pruned in one shot, without retraining")
+    left.set(xlabel="weights removed, %", ylabel="accuracy, %", title="Pruned in one shot, without training on labels")
     for name in (optimizer.name for optimizer in TRAINING.optimizers):
         runs = [cell["losses"] for cell in trained["cells"] if cell["optimizer"] == name]
         mean = [sum(losses) / len(losses) for losses in zip(*runs, strict=True)]
