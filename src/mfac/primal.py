@@ -35,7 +35,8 @@ class PrimalBlocks:
     def from_sums(cls, run: BlockRun, K: Float[Tensor, "blocks b b"], damping: float) -> "PrimalBlocks":
         """From K, which was made in float64 and is overwritten."""
         made = cls(run, damping, K.device)
-        made._accept(slice(0, run.count), K)
+        if not made._accept(slice(0, run.count), K):
+            raise ValueError("the sums of products of gradients are not finite; scale the loss down")
         return made
 
     def apply(self, x: Float[Tensor, "n *k"]) -> Float[Tensor, "n *k"]:

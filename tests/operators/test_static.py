@@ -219,3 +219,10 @@ def test_blocks_cover_every_column_once_and_never_straddle(sizes, block_size, co
     for run in runs:
         covered = [column for piece in run.pieces(columns) for column in range(piece.columns.start, piece.columns.stop)]
         assert covered == list(range(run.start, run.stop))
+
+
+def test_sums_that_overflow_are_refused():
+    sums = mfac.FisherBlocks(8, 4)
+    sums.add(torch.full((300, 8), 1e153, dtype=torch.float64))
+    with pytest.raises(ValueError, match="sums of products of gradients are not finite; scale the loss down"):
+        mfac.StaticInverseFisher(sums, 1e-2)
