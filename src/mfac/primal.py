@@ -1,6 +1,6 @@
 """Blocks of at most as many weights as there are gradients: worked in the primal, where the matrices are B x B."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -97,23 +97,20 @@ class PrimalBlocks:
     ) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]:
         """The joint removal by F + C, where couple(x) is C x: what blocks [blocks, b] have to do with one another.
 
-        Conjugate gradients over the kept weights, preconditioned by the removal of each block for itself.
+        By conjugate gradients, preconditioned by the removal of each block for itself.
         """
-        F, kept = self._factors.damped(slice(None)), ~self._split(removed)
-        gone = torch.where(kept, 0.0, self._split(theta))
+        F = self._factors.damped(slice(None))
+        M = woodbury.kept_factor(F, self._split(removed))
 
-        def apply(x: Float[Tensor, "blocks b"]) -> Float[Tensor, "blocks b"]:
-            return torch.einsum("kij,kj->ki", F, x) + couple(x)
+        def apply(x: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+            X = self._split(x)
+            return (torch.einsum("kij,kj->ki", F, X) + couple(X)).flatten()
 
-        def precondition(r: Float[Tensor, "blocks b"]) -> Float[Tensor, "blocks b"]:
-            half = woodbury.half_solve(M, r)[..., None]  # unlike torch.cholesky_solve, this does not copy M
-            return torch.where(kept, torch.linalg.solve_triangular(M.mT, half, upper=True)[..., 0], 0.0)
+        def precondition(r: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+            half = woodbury.half_solve(M, self._split(r))[..., None]  # unlike torch.cholesky_solve, it does not copy M
+            return torch.linalg.solve_triangular(M.mT, half, upper=True).flatten()
 
-        M = woodbury.kept_factor(F, ~kept)
-        right = torch.where(kept, apply(gone), 0.0)
-        x = woodbury.conjugate_gradients(lambda x: torch.where(kept, apply(x), 0.0), precondition, right)
-        delta = x - gone
-        return delta.flatten(), (delta * apply(delta)).sum() / 2
+        return woodbury.iterated_removal(apply, precondition, theta, removed)
 
     def cost(self, delta: Float[Tensor, " n"]) -> Float[Tensor, ""]:
         """½ δᵀFδ."""
@@ -125,20 +122,7 @@ class PrimalBlocks:
             yield blocks, torch.cholesky_inverse(self._factors.L[blocks])
 
     def group_costs(self, theta: Float[Tensor, " n"], ids: Int[Tensor, " n"], count: int) -> Float[Tensor, " count"]:
-        """½ θ_Qᵀ([F⁻¹]_QQ)⁻¹θ_Q of `count` groups, `ids` being each weight's group; summed over a group's blocks."""
-        out = theta.new_zeros(count)
-        for blocks, inverse in self.inverses():
-            weights, groups, b = self._split(theta)[blocks].flatten(), self._split(ids)[blocks], self.run.length
-            for block, group, chosen in products.in_groups(groups.flatten(), b, count, b, BLOCK_PIECE):
-                absent, chosen = chosen < 0, chosen.clamp_min(0)
-                places = chosen % b
-                inner = inverse[block[:, None, None], places[:, :, None], places[:, None, :]]
-                inner = inner.masked_fill(absent[:, :, None] | absent[:, None, :], 0.0)
-                inner.diagonal(dim1=1, dim2=2).add_(absent.double())
-                theta_Q = weights[chosen].masked_fill(absent, 0.0)
-                x = woodbury.solve(woodbury.factor(inner, 0.0, overwrite=True), theta_Q)
-                out.index_add_(0, group, 0.5 * (theta_Q * x).sum(-1))
-        return out
+        return group_costs(self.run, self.inverses(), theta, ids, count)
 
     def _build(self, pages: Pages, weights: Float[Tensor, " m"] | None) -> None:
         dtype = judge.block_dtype(self._precision)
@@ -168,3 +152,23 @@ class PrimalBlocks:
 
     def _split(self, x: Shaped[Tensor, "n *k"]) -> Shaped[Tensor, "blocks b *k"]:
         return x.unflatten(0, (self.run.count, self.run.length))
+
+
+def group_costs(
+    run: BlockRun, inverses: Iterable[tuple[slice, Float[Tensor, "blocks b b"]]], theta: Float[Tensor, " n"],
+    ids: Int[Tensor, " n"], count: int,
+) -> Float[Tensor, " count"]:  # fmt: skip
+    """½ θ_Qᵀ([F⁻¹]_QQ)⁻¹θ_Q of `count` groups, `ids` being each weight's group; summed over a group's blocks."""
+    out, b = theta.new_zeros(count), run.length
+    for blocks, inverse in inverses:
+        weights, groups = theta.view(-1, b)[blocks].flatten(), ids.view(-1, b)[blocks]
+        for block, group, chosen in products.in_groups(groups.flatten(), b, count, b, BLOCK_PIECE):
+            absent, chosen = chosen < 0, chosen.clamp_min(0)
+            places = chosen % b
+            inner = inverse[block[:, None, None], places[:, :, None], places[:, None, :]]
+            inner = inner.masked_fill(absent[:, :, None] | absent[:, None, :], 0.0)
+            inner.diagonal(dim1=1, dim2=2).add_(absent.double())
+            theta_Q = weights[chosen].masked_fill(absent, 0.0)
+            x = woodbury.solve(woodbury.factor(inner, 0.0, overwrite=True), theta_Q)
+            out.index_add_(0, group, 0.5 * (theta_Q * x).sum(-1))
+    return out

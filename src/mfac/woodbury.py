@@ -190,6 +190,21 @@ def conjugate_gradients(
     return x
 
 
+def iterated_removal(
+    apply: Callable[[Tensor], Tensor], precondition: Callable[[Tensor], Tensor], theta: Float[Tensor, " n"],
+    removed: Bool[Tensor, " n"],
+) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]:  # fmt: skip
+    """The joint removal where F is known by products only: conjugate gradients over the kept weights."""
+    gone = torch.where(removed, theta, 0.0)
+
+    def kept(x: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        return torch.where(removed, 0.0, x)
+
+    moved = conjugate_gradients(lambda x: kept(apply(x)), lambda r: kept(precondition(r)), kept(apply(gone)))
+    delta = moved - gone
+    return delta, (delta * apply(delta)).sum() / 2
+
+
 def primal_removal(
     F: Float[Tensor, "*blocks b b"], theta: Float[Tensor, "*blocks b"], removed: Bool[Tensor, "*blocks b"]
 ) -> tuple[Float[Tensor, "*blocks b"], Float[Tensor, "*blocks"]]:

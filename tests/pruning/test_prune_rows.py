@@ -1,6 +1,7 @@
 """Blocks of the inputs of one output: equal to dense matrices of explicit per-sample gradients."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from torch.nn.utils import prune as torch_prune
 from transformers.pytorch_utils import Conv1D
 
 import mfac
-from mfac.pruning import layer_sums
+from mfac.pruning import layer_sums, row_fisher
+from mfac.pruning.kronecker import KroneckerBlocks
 from mfac.pruning.layer_sums import PRIOR
 from mfac.pruning.row_fisher import COPIES, DAMPING, RowFisher
 from mfac.pruning.weights import Weight
@@ -102,12 +104,17 @@ def test_tokens_are_rows_of_their_own_and_damping_is_relative():
         assert torch.allclose(model.inner.weight[o], old + delta, atol=1e-6)
 
 
-PRIORS = [("linear", None), ("linear", "11kB"), ("linear", "1kB"), ("convolution", None)]
+PRIORS = [("linear", None, PRIOR), ("linear", "11kB", PRIOR), ("linear", "1kB", PRIOR), ("convolution", None, PRIOR),
+          ("linear", None, 1), ("linear", "1kB", 1), ("convolution", None, 1)]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "memory"), PRIORS)
-def test_a_kronecker_prior_joins_the_outputs_of_a_layer_that_fits_in_memory(name, memory, monkeypatch):
+@pytest.mark.parametrize(("name", "memory", "share"), PRIORS)
+def test_a_kronecker_prior_joins_the_outputs_of_a_layer_and_is_all_there_is_of_a_wide_one(
+    name, memory, share, monkeypatch
+):
     monkeypatch.setattr("mfac.woodbury.TOLERANCE", 1e-12)
+    if share == 1:
+        monkeypatch.setattr(row_fisher, "LARGEST", 0)
     model, batches = problem(name, 40)
     dense = copy.deepcopy(model)
     options = PAPER | {"damping": 1e-3, "prior": "kron", "targets": "0.weight", "recomputations": 1, "memory": memory}
@@ -118,13 +125,56 @@ def test_a_kronecker_prior_joins_the_outputs_of_a_layer_that_fits_in_memory(name
     d = d.flatten(2).movedim(1, -1).flatten(0, 1) if d.ndim > 2 else d
     a = x if name == "linear" else F.unfold(x, 3, padding=1, stride=2).movedim(1, -1).flatten(0, 1)
     S = d.T @ d / len(x)
-    kron = torch.kron(S.diagonal().diag() if memory == "1kB" else S, a.T @ a / len(a))
+    apart = memory == "1kB" and share != 1
+    kron = torch.kron(S.diagonal().diag() if apart else S, a.T @ a / len(a))
     H = torch.block_diag(*(torch.einsum("noi,noj->oij", rows, rows) / len(rows)))
-    full = PRIOR * kron + (1 - PRIOR) * H + 1e-3 * torch.eye(len(H)).double()
+    full = share * kron + (1 - share) * H + 1e-3 * torch.eye(len(H)).double()
     theta = dense[0].weight.detach().flatten()
     delta, cost = dense_joint(full, theta, ~result.masks["0.weight"].flatten())
     assert torch.allclose(model[0].weight.flatten(), theta + delta, atol=1e-8)
     assert result.predicted_increase == pytest.approx(cost, rel=1e-6)
+
+
+def test_kronecker_blocks_answer_as_the_dense_matrix_of_a_layer():
+    """Of which some weights are removed already: costs are as if they could still move."""
+    torch.manual_seed(0)
+    S, A = (torch.cov(torch.randn(n, 3 * n)).double() for n in (4, 6))
+    A[2], A[:, 2] = 0, 0  # an input that is always zero
+    full = torch.linalg.inv(torch.kron(S, A) + 1e-2 * torch.eye(24).double())
+    inside = torch.tensor([[0, 1, 2, 3, 5], [0, 2, 4, 5, 6], [1, 6, 6, 6, 6], [0, 1, 2, 3, 4]])
+    blocks, present = KroneckerBlocks(S, A, inside, 1e-2), (inside < 6).flatten()
+    at = (torch.arange(4)[:, None] * 6 + inside).flatten()[present]
+    dense = torch.eye(20).double() / 1e-2
+    dense[present.nonzero(), present.nonzero().T] = full[at[:, None], at]
+    x = torch.where(present, torch.randn(20).double(), 0)
+    assert torch.allclose(blocks.diagonal(), dense.diagonal())
+    assert torch.allclose(blocks.apply(x)[present], (dense @ x)[present])
+    assert torch.allclose(blocks.forward(x)[present], torch.linalg.inv(full)[at[:, None], at] @ x[present])
+    own = torch.block_diag(*(dense[i : i + 5, i : i + 5] for i in range(0, 20, 5)))
+    pairs = torch.cartesian_prod(*[present.nonzero()[:, 0]] * 2).T
+    assert torch.allclose(blocks.elements(*pairs), own[pairs[0], pairs[1]])
+    assert torch.allclose(torch.block_diag(*(each for _, some in blocks.inverses() for each in some)), own)
+    ids = torch.arange(20) % 3
+    for group, cost in enumerate(blocks.group_costs(x, ids, 3)):
+        Q = ids == group
+        assert cost == pytest.approx(float(x[Q] @ torch.linalg.solve(own[Q][:, Q], x[Q])) / 2)
+    with pytest.raises(torch.linalg.LinAlgError, match="raise the damping"):
+        KroneckerBlocks(S, A, inside, 1e-14)
+
+
+@pytest.mark.parametrize(
+    "options", [{"pattern": "2:4"}, {"pattern": "channel"}, {"order": "greedy"}, {"update": "obs"}]
+)
+def test_wide_layers_over_tokens_are_pruned_in_every_way(options, monkeypatch):
+    monkeypatch.setattr(row_fisher, "LARGEST", 0)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 3))
+    batches = [(torch.randn(8, 4, 8), torch.randint(3, (8, 4))) for _ in range(3)]
+    loss = mfac.criterion_loss(lambda y, labels: F.cross_entropy(y.flatten(0, 1), labels.flatten()))
+    options = {"recomputations": 3, "prior": "kron", "fisher": "empirical"} | options
+    result = mfac.prune(model, loss, batches, None if options.get("pattern") == "2:4" else 0.5, **options)
+    assert result.sparsity == pytest.approx(0.5, abs=0.1)
+    assert math.isfinite(result.predicted_increase)
 
 
 def test_clusters_of_tokens_are_exact_where_output_gradients_are_alike(monkeypatch):

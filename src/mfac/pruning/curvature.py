@@ -13,6 +13,7 @@ from mfac.gradient_file import GradientFile
 from mfac.inverse_fisher import Blocks, Ranks
 from mfac.pages import WIDE_PIECE
 from mfac.primal import Couple, PrimalBlocks
+from mfac.pruning.kronecker import KroneckerBlocks
 from mfac.static import BlockOptions, build_blocks
 from mfac.woodbury import scores, single_sums
 
@@ -43,7 +44,7 @@ class PlacedBlocks(NamedTuple):
     with one another, if anything.
     """
 
-    blocks: Blocks
+    blocks: Blocks | KroneckerBlocks
     places: slice | Int[Tensor, " n"]
     couple: Couple | None = None
 

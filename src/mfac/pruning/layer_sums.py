@@ -14,6 +14,7 @@ from mfac.inverse_fisher import Ranks
 from mfac.pages import BLOCK_PIECE, WIDE_PIECE, BlockRun, Pages
 from mfac.primal import PrimalBlocks
 from mfac.pruning.curvature import PlacedBlocks
+from mfac.pruning.kronecker import KroneckerBlocks
 from mfac.pruning.weights import LayerCall, Weight
 
 PRIOR = 0.5  # of F is the Kronecker prior, if there is one
@@ -28,11 +29,12 @@ Pick = Callable[["Part", slice], Float[Tensor, "rows outputs kept"]]
 class Prior:
     """K-FAC's S ⊗ A, from the output gradients and the inputs of a layer: a share of F that also joins outputs.
 
-    A has one more row and column, of zeros, for places without a weight.
+    In wide layers it is all of F. A has one more row and column, of zeros, for places without a weight.
     """
 
-    def __init__(self, shape: torch.Size, device: torch.device):
+    def __init__(self, shape: torch.Size, device: torch.device, share: float = PRIOR):
         outputs, inputs = shape
+        self.share = share
         self.S = torch.zeros(outputs, outputs, dtype=torch.float64, device=device)
         self.A = torch.zeros(inputs + 1, inputs + 1, dtype=torch.float64, device=device)
         self.positions = torch.zeros((), dtype=torch.float64, device=device)
@@ -46,13 +48,17 @@ class Prior:
 
     def finish(self, divisor: float, ranks: Ranks) -> None:
         """The share of F: S takes the factors."""
-        self.S = ranks.sum_(self.S) * (PRIOR / divisor)
+        self.S = ranks.sum_(self.S) * (self.share / divisor)
         self.A = ranks.sum_(self.A) / ranks.sum_(self.positions).clamp_min(1)
         self._others = self.S - self.S.diagonal().diag()
 
+    @property
+    def diagonal(self) -> Float[Tensor, "outputs inputs"]:
+        return self.S.diagonal()[:, None] * self.A.diagonal()[:-1]
+
     def mix_(self, K: Float[Tensor, "outputs kept kept"], part: "Part") -> None:
         """(1 − α) K + α S_oo A for each output."""
-        K.mul_(1 - PRIOR)
+        K.mul_(1 - self.share)
         own = self.S.diagonal()[part.outputs]
         for some in part.slices():
             inside = part.inside[some]
@@ -182,6 +188,9 @@ class Part:
         """The blocks of λI + Σ g gᵀ/divisor, which is mixed with a prior; the part's own sums are used up."""
         count, kept = self.inside.shape
         run, prior = BlockRun(0, kept, count), known.prior
+        if prior is not None and prior.share == 1:
+            blocks = KroneckerBlocks(prior.S, prior.A[:-1, :-1], self.inside, known.damping)
+            return PlacedBlocks(blocks, self.places)
         if self._sums is None and not self._summed:
             rows = self._rows[: self._filled].mul_((self._filled / known.divisor) ** 0.5)
             return PlacedBlocks(DualBlocks(run, Pages(rows.flatten(1), rows.device), known.damping), self.places)

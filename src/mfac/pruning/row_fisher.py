@@ -17,11 +17,12 @@ from mfac.gradients.model_state import evaluation, set_seed
 from mfac.inverse_fisher import Ranks
 from mfac.layout import ParameterLayout
 from mfac.pruning.curvature import PlacedBlocks
-from mfac.pruning.layer_sums import Known, Part, Prior, TokenSums
+from mfac.pruning.layer_sums import PRIOR, Known, Part, Prior, TokenSums
 from mfac.pruning.weights import LayerCall, MaskedWeights, Weight, uses_of
 
 DAMPING = 1e-2  # of the mean diagonal of a weight
-LARGEST = 1 << 29  # bytes of a layer's blocks that a prior joins
+LARGEST = 1 << 29  # bytes of a layer's blocks that are mixed with a prior; beyond it, there is the prior alone
+WIDEST = 1 << 13  # inputs or outputs of a layer whose factors have eigenvectors
 TOLERANCE = 0.05  # of a weight's gradient: layers that use their weights otherwise than they should are far beyond it
 COPIES = 4  # of a block in float64: its sum, its factor, and two in the making
 
@@ -38,7 +39,7 @@ class RowFisher:
     for them. With several ranks, sums are those of all of them.
 
     `damping` is λ, or None: relative to each weight's mean diagonal. With a `prior`, the outputs of a layer are joined
-    if their blocks fit in `memory` together.
+    if their blocks fit in `memory` together; of layers that are too wide for blocks, the prior is all there is.
     """
 
     weights: MaskedWeights
@@ -59,7 +60,11 @@ class RowFisher:
         self._num_batches = sum(self.ranks.tell(len(self.batches)))
         with self.ranks.together("finding the layers"):
             self._by_layer = self._understood()
-        self._mixed = {name for name in self._by_layer if self.prior and self._can_be_mixed(name)}
+        with_prior = [name for name in self._by_layer if self.prior and self._can_have_prior(name)]
+        self._mixed = {name for name in with_prior if self._is_small(name)}
+        wide = [name for name in with_prior if name not in self._mixed]
+        self._alone = {name for name in wide if max(self._index[name].shape) <= WIDEST}
+        self._tokens = [name for name in self._index if self._by_layer.get(name) and name not in self._alone]
         self.groups = self._grouped()
         self.dampings: dict[str, float] = {}
         self._known: dict[str, Known] = {}
@@ -86,21 +91,29 @@ class RowFisher:
     def _grouped(self) -> list[list[Part]]:
         """The outputs of all weights in groups whose matrices fit; half of the memory is for sums over tokens."""
         groups: list[list[Part]] = [[]]
-        room = budget = self._budget / (2 if any(self._by_layer.values()) else 1)
+        room = budget = self._budget / (2 if self._tokens else 1)
         for name, index in self._index.items():
-            kept, rows, outputs = self._kept(name), self._rows(name), len(index)
-            each = max(1, 8 * COPIES * kept**2 if rows >= kept else 8 * rows * kept + 8 * COPIES * rows**2)
-            joined = name in self._mixed and each * outputs <= budget
+            kept, outputs, alone = self._kept(name), len(index), name in self._alone
+            each = self._bytes_of_output(name)
+            joined = alone or (name in self._mixed and each * outputs <= budget)
             first = 0
             while kept and first < outputs:
                 if groups[-1] and room < (each * outputs if joined else each):
                     groups.append([])
                     room = budget
-                last = first + max(1, int(min(room // each, outputs - first)))
+                last = outputs if alone else first + max(1, int(min(room // each, outputs - first)))
                 groups[-1].append(Part(self.weights.layers[name], index, self.layout.dim, slice(first, last), joined))
                 room -= each * (last - first)
                 first = last
         return groups
+
+    def _bytes_of_output(self, name: str) -> float:
+        """What the matrices of an output take."""
+        kept, rows = self._kept(name), self._rows(name)
+        if name in self._alone:
+            outputs, inputs = self._index[name].shape
+            return 8 * COPIES * (outputs**2 + inputs**2 + outputs * inputs) / outputs
+        return max(1, 8 * COPIES * kept**2 if rows >= kept else 8 * rows * kept + 8 * COPIES * rows**2)
 
     def _names(self, group: Sequence[Part]) -> set[str]:
         return {part.weight.name for part in group}
@@ -108,9 +121,9 @@ class RowFisher:
     def _over_tokens(self, needed: set[str]) -> set[str]:
         """The weights over tokens to measure together: those that are needed, and those after them that fit."""
         found, room = set[str](), self._budget / 2
-        for name, index in self._index.items():
-            if self._by_layer.get(name) and (found or name in needed):
-                room -= TokenSums.num_bytes(index.shape)
+        for name in self._tokens:
+            if found or name in needed:
+                room -= TokenSums.num_bytes(self._index[name].shape)
                 if room < 0 and name not in needed:
                     break
                 found.add(name)
@@ -138,13 +151,14 @@ class RowFisher:
         device, tokens = self.layout.device, self._over_tokens(self._names(parts))
         shapes = {name: self._index[name].shape for name in self._index if name in tokens | self._names(parts)}
         squares = {name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in shapes.items()}
-        priors = {name: Prior(shape, device) for name, shape in shapes.items() if name in self._mixed}
+        shares = dict.fromkeys(self._mixed, PRIOR) | dict.fromkeys(self._alone, 1.0)
+        priors = {name: Prior(shapes[name], device, share) for name, share in shares.items() if name in shapes}
         sums: dict[str, Part | TokenSums] = {part.weight.name: part for part in parts}
         for name in shapes:
             dtype = torch.promote_types(self.weights.layers[name].tensor.dtype, torch.float32)
             if name in tokens:
                 sums[name] = TokenSums(shapes[name], dtype, device)
-            elif isinstance(part := sums[name], Part):
+            elif name not in self._alone and isinstance(part := sums[name], Part):
                 part.start(self._rows(name), dtype, device)
         with self.ranks.together("measuring"):
             layers = [name for name in shapes if name in self._by_layer]
@@ -154,12 +168,13 @@ class RowFisher:
             self._add_others([part for part in parts if part.weight.name not in self._by_layer], squares)
         for name, found in sums.items():
             divisor = self._num_batches if name in self._by_layer else self._samples
-            mean = float(self.ranks.sum_(squares[name])[self._index[name] < self.layout.dim].mean()) / divisor
+            if name in priors:
+                priors[name].finish(divisor, self.ranks)
+            diagonal = priors[name].diagonal if name in self._alone else self.ranks.sum_(squares[name]) / divisor
+            mean = float(diagonal[self._index[name] < self.layout.dim].mean())
             if not math.isfinite(mean):
                 raise RuntimeError(f"the gradients of {name} are not finite; check the loss and the batches")
             self.dampings[name] = self.damping or DAMPING * mean or 1.0  # without a gradient nothing is costly
-            if name in priors:
-                priors[name].finish(divisor, self.ranks)
             kept = found if isinstance(found, TokenSums) else None
             self._known[name] = Known(self.dampings[name], divisor, priors.get(name), kept)
 
@@ -199,10 +214,12 @@ class RowFisher:
             break
         return found
 
-    def _can_be_mixed(self, name: str) -> bool:
-        """Whether there can be a prior: not with groups of channels, nor where blocks are too large together."""
-        small = 8 * len(self._index[name]) * self._kept(name) ** 2 <= LARGEST
-        return small and all(getattr(m, "groups", 1) == 1 for m in self.weights.layers[name].modules)
+    def _can_have_prior(self, name: str) -> bool:
+        """Not with groups of channels."""
+        return all(getattr(m, "groups", 1) == 1 for m in self.weights.layers[name].modules)
+
+    def _is_small(self, name: str) -> bool:
+        return 8 * len(self._index[name]) * self._kept(name) ** 2 <= LARGEST
 
     def _add(
         self, sums: Part | TokenSums, calls: Sequence[LayerCall], squares: Float[Tensor, "outputs inputs"],
@@ -213,6 +230,8 @@ class RowFisher:
         root = len(calls[0].x) ** 0.5 if is_mean and calls else 1.0
         if prior is not None:
             prior.add(calls, root)
+            if prior.share == 1:
+                return
         if isinstance(sums, TokenSums):
             for use in calls:
                 a, dy = use.positions()
