@@ -1,10 +1,9 @@
-"""One-shot pruning of ResNet20 on CIFAR-10 in the paper's way, without any fine-tuning.
+"""One-shot pruning of ResNet20 on CIFAR-10 in the paper's way, without any fine-tuning: a table of the appendix.
 
-    python -m experiments.one_shot_pruning updates        # none, obs and joint on the full matrix, steps of 10 %
-    python -m experiments.one_shot_pruning two_four       # 2:4
+    python -m experiments.one_shot_pruning     # none, obs and joint on the full matrix, steps of 10 %
 
-The first is a table of the appendix, and with 64 gradients and 2,500 test images the recipe `updates`: 9 minutes on one
-core. `experiments.pruning_comparison` compares methods. Every cell is saved with its settings as soon as it is done; an
+With 64 gradients and 2,500 test images it is the recipe `updates`: 9 minutes on one core.
+`experiments.pruning_comparison` compares methods. Every cell is saved with its settings as soon as it is done; an
 interrupted command resumes. Seconds are processor time of one thread, without evaluation.
 """
 
@@ -20,7 +19,6 @@ from torch import nn
 from experiments import data, drawing
 from experiments.baselines.pruning import prune
 from experiments.image_task import untrained_resnet8
-from experiments.ledger import Ledger
 from experiments.models.resnet import mfac_resnet20
 from experiments.recipe import Recipe, Request, Results
 from experiments.training import cross_entropy
@@ -84,33 +82,19 @@ def draw_updates(results: Results, settings: Settings) -> Path:
 RECIPE = Recipe(
     "updates", "no update, simultaneous OBS, joint removal (table of the appendix)", updates, draw_updates, Settings(),
     Settings(2, 100, ("joint, statistics left",), tiny=True), 9, "one_shot_updates",
-    f"{COMMAND} updates --num-grads 64 --test-images 2500",
+    f"{COMMAND} --num-grads 64 --test-images 2500",
 )  # fmt: skip
-
-
-def two_four() -> None:
-    """2:4 in every layer but the first, whose 3 inputs no group of 4 fits."""
-    ledger = Ledger("one_shot_two_four", f"{COMMAND} two_four")
-    for method in ("magnitude", "mfac"):
-        ledger.cell(f"ResNet20, {method}", partial(_two_four, method))
-
-
-def _two_four(method: str) -> dict[str, Any]:
-    model = mfac_resnet20()
-    settings = {"pattern": "2:4", "ignore": ["conv1.weight"], "num_grads": 64, "recomputations": 8}
-    _, cell = pruned(model, None, method=method, **settings)
-    return {"accuracy": accuracy_on_test(model)} | cell
 
 
 def accuracy_on_test(model: nn.Module, images: int = 10_000) -> float:
     return data.make_test(data.HALVES, images)(model)["accuracy"]
 
 
-def pruned(model: nn.Module, sparsity: float | None, **settings: Any) -> tuple[PruningResult, dict[str, Any]]:
+def pruned(model: nn.Module, sparsity: float, **settings: Any) -> tuple[PruningResult, dict[str, Any]]:
     """Prunes the model by batches of 16 images; the result, and the cell without accuracy."""
     start = time.process_time()
     # Later stages of a run must not see the same images again.
-    seed = 0 if sparsity is None or settings.get("masks") is None else round(100 * sparsity)
+    seed = 0 if settings.get("masks") is None else round(100 * sparsity)
     batches = data.cifar_batches(16, data.HALVES, seed, augment=False)
     result = prune(model, cross_entropy, batches, sparsity, seed=1, progress=False, **settings)
     seconds = time.process_time() - start
@@ -133,15 +117,11 @@ def bn_batches() -> data.ImageBatches:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe", choices=["updates", "two_four"])
-    parser.add_argument("--num-grads", type=int, default=1024, help="of updates; the paper has 1024")
-    parser.add_argument("--test-images", type=int, default=10_000, help="of updates; 10,000 are all")
+    parser.add_argument("--num-grads", type=int, default=1024, help="the paper has 1024")
+    parser.add_argument("--test-images", type=int, default=10_000, help="10,000 are all")
     given = parser.parse_args()
-    if given.recipe == "updates":
-        command = f"{COMMAND} updates --num-grads {given.num_grads} --test-images {given.test_images}"
-        updates(Results("one_shot_updates", command, Request()), Settings(given.num_grads, given.test_images))
-    else:
-        two_four()
+    command = f"{COMMAND} --num-grads {given.num_grads} --test-images {given.test_images}"
+    updates(Results("one_shot_updates", command, Request()), Settings(given.num_grads, given.test_images))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """One-shot pruning at the same calibration data: `mfac.prune` as it is against its rivals, no training afterwards.
 
-    python -m experiments.pruning_comparison resnet20 --seeds 3    # also akamaster, stories260K, stories15M, resnet50
+    python -m experiments.pruning_comparison resnet20 --seeds 3  # or akamaster, stories260K, stories15M, resnet50, smollm2
     python -m experiments.pruning_comparison stories260K --only "mfac.prune" --only K-FAC
     python -m experiments.pruning_comparison resnet20 --refit      # each followed by `mfac.refit` to the dense outputs
     python -m experiments.pruning_comparison plot
@@ -34,6 +34,7 @@ from experiments.datasets.images import crop_and_flip
 from experiments.ledger import IMAGES, Ledger
 from experiments.models.resnet import akamaster_resnet20, mfac_resnet20
 from experiments.models.resnet50 import imagenet_resnet50, imagenette, top_accuracies
+from experiments.models.smollm2 import smollm2, wikitext_pieces
 from experiments.models.stories import perplexity, stories_model, story_batches, story_pieces
 from mfac.gradients.losses import LossFn
 from mfac.pruning.batch_norm import recalibrate
@@ -58,6 +59,7 @@ class Subject:
     methods: tuple[str, ...] = ()
     scale: float = 1.0  # of the dampings of squared gradients: the loss of a token is a mean over tokens
     ours: tuple[tuple[str, Any], ...] = ()
+    targets: str | None = None
 
 
 def _images(normalisation: Any, seed: int) -> Batches:
@@ -112,6 +114,21 @@ def _resnet50() -> Subject:
                    ours=(("memory", "4GB"),))  # fmt: skip
 
 
+def _smollm2() -> Subject:
+    """The last ten of 30 layers, by 128 pieces of the validation text, tested on 96 of the test text."""
+    valid, generator = wikitext_pieces("valid", 256), torch.Generator()
+
+    def calibration(seed: int) -> Batches:
+        return story_batches(valid[torch.randperm(len(valid) - 64, generator=generator.manual_seed(seed))[:128]], 2)
+
+    def test(model: nn.Module) -> dict[str, float]:
+        return {"perplexity": perplexity(model, story_batches(wikitext_pieces("test", 256)[:96], 8))}
+
+    return Subject(smollm2, mfac.model_loss, calibration, lambda: story_batches(valid[-64:], 8), test, {0.5: 1}, 0.5,
+                   methods=(NOT_REFITTED, OURS, "Wanda", "magnitude"), ours=(("memory", "6GB"),),
+                   targets=r"re:.*layers\.2\d\..*")  # fmt: skip
+
+
 OWN = OURS, NOT_REFITTED, WITHOUT_PRIOR = "mfac.prune", "mfac.prune, refit=False", 'mfac.prune, update="joint"'
 REFITTED = " + mfac.refit"
 AFRESH = (OURS, "SparseGPT")  # each sparsity from the dense model
@@ -123,6 +140,7 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "stories260K": lambda: _stories("stories260K", 256, 304, {0.5: 4, 0.6: 2, 0.7: 2}, pattern=True),
     "stories15M": lambda: _stories("stories15M", 128, 304, {0.5: 2, 0.6: 1, 0.7: 1}, pattern=False),
     "resnet50": _resnet50,
+    "smollm2": _smollm2,
 }
 SCOPES = [{"scope": "global"}, {"scope": "layer"}]
 PAPER = {"fisher": "empirical", "num_grads": BATCHES, "block_size": 128}
@@ -149,8 +167,8 @@ def pruned(
     """Prunes the model further; the masks."""
     pattern = {"pattern": "2:4"} if sparsity is None else {}
     if name == "SparseGPT":
-        return sparse_gpt(model, subject.loss_fn, batches, sparsity, **pattern, **settings)
-    shared = {"recomputations": recomputations, "seed": seed, "progress": False, **pattern}
+        return sparse_gpt(model, subject.loss_fn, batches, sparsity, targets=subject.targets, **pattern, **settings)
+    shared = {"recomputations": recomputations, "seed": seed, "progress": False, "targets": subject.targets, **pattern}
     if name in OWN:
         settings = dict(subject.ours) | settings
         return mfac.prune(model, subject.loss_fn, batches, sparsity, masks=masks, **shared, **settings).masks
