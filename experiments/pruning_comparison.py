@@ -1,6 +1,6 @@
 """One-shot pruning at the same calibration data: `mfac.prune` as it is against its rivals, no training afterwards.
 
-    python -m experiments.pruning_comparison SUBJECT --seeds 3  # resnet20, akamaster, stories260K, stories15M, resnet50, smollm2
+    python -m experiments.pruning_comparison SUBJECT --seeds 3  # its choices: --help
     python -m experiments.pruning_comparison stories260K --only "mfac.prune" --only K-FAC
     python -m experiments.pruning_comparison resnet20 --refit      # each followed by `mfac.refit` to the dense outputs
     python -m experiments.pruning_comparison plot
