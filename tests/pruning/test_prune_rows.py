@@ -166,7 +166,7 @@ def test_kronecker_blocks_answer_as_the_dense_matrix_of_a_layer():
     "options", [{"pattern": "2:4"}, {"pattern": "channel"}, {"order": "greedy"}, {"update": "obs"}]
 )
 def test_wide_layers_over_tokens_are_pruned_in_every_way(options, monkeypatch):
-    monkeypatch.setattr(row_fisher, "LARGEST", 0)
+    monkeypatch.setattr(row_fisher, "LARGEST_OVER_TOKENS", 0)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 3))
     batches = [(torch.randn(8, 4, 8), torch.randint(3, (8, 4))) for _ in range(3)]

@@ -22,6 +22,7 @@ from mfac.pruning.weights import LayerCall, MaskedWeights, Weight, uses_of
 
 DAMPING = 1e-2  # of the mean diagonal of a weight
 LARGEST = 1 << 29  # bytes of a layer's blocks that are mixed with a prior; beyond it, there is the prior alone
+LARGEST_OVER_TOKENS = 1 << 26  # where blocks gain less over the prior, and take as long
 WIDEST = 1 << 13  # inputs or outputs of a layer whose factors have eigenvectors
 TOLERANCE = 0.05  # of a weight's gradient: layers that use their weights otherwise than they should are far beyond it
 COPIES = 4  # of a block in float64: its sum, its factor, and two in the making
@@ -219,7 +220,8 @@ class RowFisher:
         return all(getattr(m, "groups", 1) == 1 for m in self.weights.layers[name].modules)
 
     def _is_small(self, name: str) -> bool:
-        return 8 * len(self._index[name]) * self._kept(name) ** 2 <= LARGEST
+        largest = LARGEST_OVER_TOKENS if self._by_layer[name] else LARGEST
+        return 8 * len(self._index[name]) * self._kept(name) ** 2 <= largest
 
     def _add(
         self, sums: Part | TokenSums, calls: Sequence[LayerCall], squares: Float[Tensor, "outputs inputs"],
