@@ -111,7 +111,7 @@ def _resnet50() -> Subject:
 
     return Subject(imagenet_resnet50, CROSS_ENTROPY, calibration, lambda: batches(slice(-64, None), 16), top_accuracies,
                    {0.5: 1, 0.6: 1, 0.7: 1, 0.8: 1}, 0.7, methods=("magnitude", "M-FAC (paper)", OURS),
-                   ours=(("memory", "4GB"),))  # fmt: skip
+                   ours=(("memory", "6GB"),))  # fmt: skip
 
 
 def _smollm2() -> Subject:

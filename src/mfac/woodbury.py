@@ -162,7 +162,7 @@ def kept_factor(F: Float[Tensor, "*blocks b b"], removed: Bool[Tensor, "*blocks 
 
 def conjugate_gradients(
     apply: Callable[[Tensor], Tensor], precondition: Callable[[Tensor], Tensor], right: Float[Tensor, "..."],
-    most: int = 100, tolerance: float | None = None,
+    most: int = 300, tolerance: float | None = None,
     dot: Callable[[Tensor, Tensor], Tensor] = lambda a, b: (a * b).sum(),
 ) -> Float[Tensor, "..."]:  # fmt: skip
     """x with apply(x) = right for a symmetric positive definite `apply`, until the residual is small beside `right`.

@@ -52,8 +52,13 @@ class KroneckerBlocks:
     def joint_removal(
         self, theta: Float[Tensor, " n"], removed: Bool[Tensor, " n"]
     ) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]:
-        """δ = −θ on the removed weights and F_RR⁻¹ F_RQ θ_Q on the kept ones, and ½ δᵀFδ."""
-        return woodbury.iterated_removal(self.forward, self.apply, theta, removed)
+        """δ = −θ on the removed weights and F_RR⁻¹ F_RQ θ_Q on the kept ones, and ½ δᵀFδ.
+
+        Preconditioned by F's diagonal: F⁻¹ saves a third of the iterations, and makes each three times as long.
+        """
+        scales = self._S.diagonal()[:, None] * self._A.diagonal()
+        diagonal = self._kept(scales).flatten() + self._damping
+        return woodbury.iterated_removal(self.forward, lambda r: r / diagonal, theta, removed)
 
     def elements(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         """[F⁻¹]_ij of entries of the same output; zero of others."""

@@ -21,7 +21,7 @@ from mfac.pruning.layer_sums import PRIOR, Known, Part, Prior, TokenSums
 from mfac.pruning.weights import LayerCall, MaskedWeights, Weight, uses_of
 
 DAMPING = 1e-2  # of the mean diagonal of a weight
-LARGEST = 1 << 29  # bytes of a layer's blocks that are mixed with a prior; beyond it, there is the prior alone
+LARGEST = 1 << 28  # bytes of a layer's blocks that are mixed with a prior; beyond it, there is the prior alone
 LARGEST_OVER_TOKENS = 1 << 26  # where blocks gain less over the prior, and take as long
 WIDEST = 1 << 13  # inputs or outputs of a layer whose factors have eigenvectors
 TOLERANCE = 0.05  # of a weight's gradient: layers that use their weights otherwise than they should are far beyond it
