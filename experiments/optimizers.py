@@ -155,7 +155,7 @@ def best_of(settings: list[str], tried: Callable[[str], float]) -> str:
             return best
 
 
-def compare(name: str, only: str = "", seeds: int | None = None) -> None:
+def compare(name: str, only: str = "", seeds: int | None = None, setting: str = "") -> None:
     build, entrants = TASKS[name]
     task = build()
     assert task.search is not None
@@ -170,7 +170,7 @@ def compare(name: str, only: str = "", seeds: int | None = None) -> None:
             key = f"search, {label}, {setting}"
             return score(ledger.cell(key, lambda: thinned(run(), task.search_steps // 10)))
 
-        best = best_of(list(settings), tried)
+        best = setting or best_of(list(settings), tried)
         count = (task.seeds if label in LEADING or name == "digits" else 1) if seeds is None else seeds
         for seed in range(1, count + 1):
             key = f"run, {label}, {best}, seed {seed}"
@@ -214,12 +214,14 @@ def plot_task(name: str) -> None:
     """Three panels: loss by step, loss by second, tests by step; and a table of the runs."""
     cells = Ledger(f"optimizers_{name}", "").cells
     figure, ((by_step, by_second, tested),) = drawing.panels(1, 3, (13, 3.9))
-    for number, label in enumerate(TASKS[name][1]):
-        found = {key: run for key, run in cells.items() if key.startswith(f"run, {label}, lr") and run["finished"]}
-        if not found:
+    entrants = enumerate(TASKS[name][1].items())
+    for number, label, setting in ((number, label, setting) for number, (label, all_) in entrants for setting in all_):
+        key = f"run, {label}, {setting}, seed"
+        runs = [run for at, run in cells.items() if at.startswith(key) and run["finished"]]
+        if not runs:
             continue
-        setting = next(iter(found)).removeprefix(f"run, {label}, ").rsplit(", seed", 1)[0]
-        runs, look = list(found.values()), drawing.style(number)
+        again = any(str(line.get_label()).startswith(f"{label} (") for line in by_step.lines)
+        look = drawing.style(number) | {"alpha": 0.4 if again else 1}
         what = "accuracy" if "accuracy" in runs[0]["tests"][-1] else "loss"
         losses, every = mean([run["losses"] for run in runs]), runs[0]["every"]
         places = [every * (i + 1) for i in range(len(losses))]
@@ -269,8 +271,10 @@ def main() -> None:
     parser.add_argument("what", choices=[*TASKS, "windows", "plot"])
     parser.add_argument("--only", default="", help="one optimizer, by its name here")
     parser.add_argument("--seeds", type=int, help="runs of each; 0 for the search alone")
+    parser.add_argument("--setting", default="", help="of --only, in place of the best of the search")
     given = parser.parse_args()
-    {"windows": windows, "plot": plot}.get(given.what, lambda: compare(given.what, given.only, given.seeds))()
+    run = partial(compare, given.what, given.only, given.seeds, given.setting)
+    {"windows": windows, "plot": plot}.get(given.what, run)()
 
 
 if __name__ == "__main__":
