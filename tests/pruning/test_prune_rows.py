@@ -105,7 +105,7 @@ def test_tokens_are_rows_of_their_own_and_damping_is_relative():
 
 
 PRIORS = [("linear", None, PRIOR), ("linear", "11kB", PRIOR), ("linear", "1kB", PRIOR), ("convolution", None, PRIOR),
-          ("linear", None, 1), ("linear", "1kB", 1), ("convolution", None, 1)]  # fmt: skip
+          ("linear", None, 1), ("linear", "1kB", 1), ("convolution", None, 1), ("many outputs", None, 1)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "memory", "share"), PRIORS)
@@ -115,6 +115,9 @@ def test_a_kronecker_prior_joins_the_outputs_of_a_layer_and_is_all_there_is_of_a
     monkeypatch.setattr("mfac.woodbury.TOLERANCE", 1e-12)
     if share == 1:
         monkeypatch.setattr(row_fisher, "LARGEST", 0)
+    if many := name == "many outputs":
+        monkeypatch.setattr(layer_sums, "WIDEST", -1)
+        name = "linear"
     model, batches = problem(name, 40)
     dense = copy.deepcopy(model)
     options = PAPER | {"damping": 1e-3, "prior": "kron", "targets": "0.weight", "recomputations": 1, "memory": memory}
@@ -125,7 +128,7 @@ def test_a_kronecker_prior_joins_the_outputs_of_a_layer_and_is_all_there_is_of_a
     d = d.flatten(2).movedim(1, -1).flatten(0, 1) if d.ndim > 2 else d
     a = x if name == "linear" else F.unfold(x, 3, padding=1, stride=2).movedim(1, -1).flatten(0, 1)
     S = d.T @ d / len(x)
-    apart = memory == "1kB" and share != 1
+    apart = many or (memory == "1kB" and share != 1)
     kron = torch.kron(S.diagonal().diag() if apart else S, a.T @ a / len(a))
     H = torch.block_diag(*(torch.einsum("noi,noj->oij", rows, rows) / len(rows)))
     full = share * kron + (1 - share) * H + 1e-3 * torch.eye(len(H)).double()
@@ -135,14 +138,15 @@ def test_a_kronecker_prior_joins_the_outputs_of_a_layer_and_is_all_there_is_of_a
     assert result.predicted_increase == pytest.approx(cost, rel=1e-6)
 
 
-def test_kronecker_blocks_answer_as_the_dense_matrix_of_a_layer():
+@pytest.mark.parametrize("apart", [False, True])
+def test_kronecker_blocks_answer_as_the_dense_matrix_of_a_layer(apart):
     """Of which some weights are removed already: costs are as if they could still move."""
     torch.manual_seed(0)
     S, A = (torch.cov(torch.randn(n, 3 * n)).double() for n in (4, 6))
     A[2], A[:, 2] = 0, 0  # an input that is always zero
-    full = torch.linalg.inv(torch.kron(S, A) + 1e-2 * torch.eye(24).double())
+    full = torch.linalg.inv(torch.kron(S.diagonal().diag() if apart else S, A) + 1e-2 * torch.eye(24).double())
     inside = torch.tensor([[0, 1, 2, 3, 5], [0, 2, 4, 5, 6], [1, 6, 6, 6, 6], [0, 1, 2, 3, 4]])
-    blocks, present = KroneckerBlocks(S, A, inside, 1e-2), (inside < 6).flatten()
+    blocks, present = KroneckerBlocks(S.diagonal() if apart else S, A, inside, 1e-2), (inside < 6).flatten()
     at = (torch.arange(4)[:, None] * 6 + inside).flatten()[present]
     dense = torch.eye(20).double() / 1e-2
     dense[present.nonzero(), present.nonzero().T] = full[at[:, None], at]

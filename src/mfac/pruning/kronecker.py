@@ -16,30 +16,33 @@ from mfac.pages import BLOCK_PIECE, BlockRun
 class KroneckerBlocks:
     """F = λI + S ⊗ A of a whole layer, where S = U s Uᵀ and A = V a Vᵀ; an output's weights are a block.
 
+    S can be its diagonal alone, where there are too many outputs for their eigenvectors; U is I then.
     `inside` are the inputs of the kept weights, one more than there are for places without a weight. F⁻¹ is that of the
     dense layer, as if removed weights could still move; only the joint removal knows that they cannot.
     """
 
     def __init__(
-        self, S: Float[Tensor, "outputs outputs"], A: Float[Tensor, "inputs inputs"],
+        self, S: Tensor, A: Float[Tensor, "inputs inputs"],
         inside: Int[Tensor, "outputs kept"], damping: float,
     ):  # fmt: skip
         self.run = BlockRun(0, inside.shape[1], len(inside))
         self._S, self._A, self._inside, self._damping = S, A, inside, damping
         self._present = inside < len(A)
-        (s, self._U), (a, V) = torch.linalg.eigh(S), torch.linalg.eigh(A)
+        self._U: Tensor
+        s, self._U = torch.linalg.eigh(S) if S.ndim > 1 else (S, torch.ones_like(S))
+        a, V = torch.linalg.eigh(A)
         scales = s.clamp_min(0)[:, None] * a.clamp_min(0)
         judge.check_promise(judge.EPS64 * scales.amax()[None] / damping, scales.amax()[None, None], damping)
         self._inverse = (scales + damping).reciprocal()
         self._V = F.pad(V, (0, 0, 0, 1))  # no weight, no eigenvector
 
     def apply(self, x: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        V = self._V[:-1]
-        return self._kept(self._U @ (self._inverse * (self._U.T @ self._spread(x) @ V)) @ V.T).flatten()
+        V, Ut = self._V[:-1], self._U.T if self._U.ndim > 1 else self._U
+        return self._kept(by(self._U, self._inverse * by(Ut, self._spread(x) @ V)) @ V.T).flatten()
 
     def forward(self, x: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """F x."""
-        return self._kept(self._S @ self._spread(x) @ self._A).flatten() + self._damping * x
+        return self._kept(by(self._S, self._spread(x)) @ self._A).flatten() + self._damping * x
 
     def cost(self, delta: Float[Tensor, " n"]) -> Float[Tensor, ""]:
         """½ δᵀFδ."""
@@ -56,7 +59,7 @@ class KroneckerBlocks:
 
         Preconditioned by F's diagonal: F⁻¹ saves a third of the iterations, and makes each three times as long.
         """
-        scales = self._S.diagonal()[:, None] * self._A.diagonal()
+        scales = diagonal_of(self._S)[:, None] * self._A.diagonal()
         diagonal = self._kept(scales).flatten() + self._damping
         return woodbury.iterated_removal(self.forward, lambda r: r / diagonal, theta, removed)
 
@@ -84,7 +87,7 @@ class KroneckerBlocks:
     @cached_property
     def _own(self) -> Float[Tensor, "outputs inputs"]:
         """What F⁻¹ has for each output, in the eigenvectors of A: where it is diagonal."""
-        return self._U.square() @ self._inverse
+        return by(self._U.square(), self._inverse)
 
     def _spread(self, x: Float[Tensor, " n"]) -> Float[Tensor, "outputs inputs"]:
         X = x.new_zeros(self.run.count, len(self._V))
@@ -92,3 +95,13 @@ class KroneckerBlocks:
 
     def _kept(self, X: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs kept"]:
         return F.pad(X, (0, 1)).gather(1, self._inside)
+
+
+def by(S: Tensor, X: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs inputs"]:
+    """S X, of a matrix or the diagonal of one."""
+    return S @ X if S.ndim > 1 else S[:, None] * X
+
+
+def diagonal_of(S: Tensor) -> Float[Tensor, " outputs"]:
+    """Of a matrix, or of its diagonal itself."""
+    return S.diagonal() if S.ndim > 1 else S

@@ -14,9 +14,10 @@ from mfac.inverse_fisher import Ranks
 from mfac.pages import BLOCK_PIECE, WIDE_PIECE, BlockRun, Pages
 from mfac.primal import PrimalBlocks
 from mfac.pruning.curvature import PlacedBlocks
-from mfac.pruning.kronecker import KroneckerBlocks
+from mfac.pruning.kronecker import KroneckerBlocks, diagonal_of
 from mfac.pruning.weights import LayerCall, Weight
 
+WIDEST = 1 << 13  # inputs or outputs of a layer whose factors have eigenvectors
 PRIOR = 0.5  # of F is the Kronecker prior, if there is one
 CLUSTERS = 512  # of tokens in a layer are enough
 CLUSTER_BYTES = 1 << 28  # in the sums of a layer's clusters, which wide layers have fewer of
@@ -29,19 +30,20 @@ Pick = Callable[["Part", slice], Float[Tensor, "rows outputs kept"]]
 class Prior:
     """K-FAC's S ⊗ A, from the output gradients and the inputs of a layer: a share of F that also joins outputs.
 
-    In wide layers it is all of F. A has one more row and column, of zeros, for places without a weight.
+    In wide layers it is all of F, and with very many outputs S is its diagonal. A has one more row and column, of
+    zeros, for places without a weight.
     """
 
     def __init__(self, shape: torch.Size, device: torch.device, share: float = PRIOR):
         outputs, inputs = shape
-        self.share = share
-        self.S = torch.zeros(outputs, outputs, dtype=torch.float64, device=device)
+        self.share, joined = share, share < 1 or outputs <= WIDEST
+        self.S = torch.zeros((outputs,) * (1 + joined), dtype=torch.float64, device=device)
         self.A = torch.zeros(inputs + 1, inputs + 1, dtype=torch.float64, device=device)
         self.positions = torch.zeros((), dtype=torch.float64, device=device)
 
     def add(self, calls: Sequence[LayerCall], root: float) -> None:
         for call in calls:
-            S, A, count = call.moments()
+            S, A, count = call.moments(self.S.ndim > 1)
             self.S += S * root**2
             self.A[:-1, :-1] += A
             self.positions += count
@@ -50,11 +52,12 @@ class Prior:
         """The share of F: S takes the factors."""
         self.S = ranks.sum_(self.S) * (self.share / divisor)
         self.A = ranks.sum_(self.A) / ranks.sum_(self.positions).clamp_min(1)
-        self._others = self.S - self.S.diagonal().diag()
+        if self.share < 1:
+            self._others = self.S - self.S.diagonal().diag()
 
     @property
     def diagonal(self) -> Float[Tensor, "outputs inputs"]:
-        return self.S.diagonal()[:, None] * self.A.diagonal()[:-1]
+        return diagonal_of(self.S)[:, None] * self.A.diagonal()[:-1]
 
     def mix_(self, K: Float[Tensor, "outputs kept kept"], part: "Part") -> None:
         """(1 − α) K + α S_oo A for each output."""

@@ -17,13 +17,12 @@ from mfac.gradients.model_state import evaluation, set_seed
 from mfac.inverse_fisher import Ranks
 from mfac.layout import ParameterLayout
 from mfac.pruning.curvature import PlacedBlocks
-from mfac.pruning.layer_sums import PRIOR, Known, Part, Prior, TokenSums
+from mfac.pruning.layer_sums import PRIOR, WIDEST, Known, Part, Prior, TokenSums
 from mfac.pruning.weights import LayerCall, MaskedWeights, Weight, uses_of
 
 DAMPING = 1e-2  # of the mean diagonal of a weight
 LARGEST = 1 << 28  # bytes of a layer's blocks that are mixed with a prior; beyond it, there is the prior alone
 LARGEST_OVER_TOKENS = 1 << 26  # where blocks gain less over the prior, and take as long
-WIDEST = 1 << 13  # inputs or outputs of a layer whose factors have eigenvectors
 TOLERANCE = 0.05  # of a weight's gradient: layers that use their weights otherwise than they should are far beyond it
 COPIES = 4  # of a block in float64: its sum, its factor, and two in the making
 
@@ -64,7 +63,7 @@ class RowFisher:
         with_prior = [name for name in self._by_layer if self.prior and self._can_have_prior(name)]
         self._mixed = {name for name in with_prior if self._is_small(name)}
         wide = [name for name in with_prior if name not in self._mixed]
-        self._alone = {name for name in wide if max(self._index[name].shape) <= WIDEST}
+        self._alone = {name for name in wide if self._index[name].shape[1] <= WIDEST}
         self._tokens = [name for name in self._index if self._by_layer.get(name) and name not in self._alone]
         self.groups = self._grouped()
         self.dampings: dict[str, float] = {}
@@ -113,7 +112,7 @@ class RowFisher:
         kept, rows = self._kept(name), self._rows(name)
         if name in self._alone:
             outputs, inputs = self._index[name].shape
-            return 8 * COPIES * (outputs**2 + inputs**2 + outputs * inputs) / outputs
+            return 8 * COPIES * (min(outputs, WIDEST) * outputs + inputs**2 + outputs * inputs) / outputs
         return max(1, 8 * COPIES * kept**2 if rows >= kept else 8 * rows * kept + 8 * COPIES * rows**2)
 
     def _names(self, group: Sequence[Part]) -> set[str]:

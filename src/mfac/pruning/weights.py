@@ -147,8 +147,8 @@ class LayerCall:
         x, dy = self.positions()
         return dy.T @ x
 
-    def moments(self) -> tuple[Float[Tensor, "outputs outputs"], Float[Tensor, "inputs inputs"], int]:
-        """Σ δδᵀ and Σ aaᵀ over positions, of which the second has fewer: its count."""
+    def moments(self, joined: bool) -> tuple[Tensor, Float[Tensor, "inputs inputs"], int]:
+        """Σ δδᵀ (its diagonal, unless `joined`) and Σ aaᵀ over positions, of which the second has fewer: its count."""
         if isinstance(self.module, nn.Conv1d | nn.Conv2d):
             x = self.unfolded
             dy = self._dy(x.dtype).flatten(2).movedim(1, -1).flatten(0, 1)
@@ -156,7 +156,7 @@ class LayerCall:
         else:
             x, dy = self.positions()
             x = x[dy.any(1)]  # not of padding
-        return dy.T @ dy, x.T @ x, len(x)
+        return dy.T @ dy if joined else dy.square().sum(0), x.T @ x, len(x)
 
     def samples(self) -> Float[Tensor, "rows outputs inputs"]:
         """The gradient of the weight for each sample."""
