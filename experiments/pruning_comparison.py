@@ -126,7 +126,7 @@ def _smollm2() -> Subject:
 
     return Subject(smollm2, mfac.model_loss, calibration, lambda: story_batches(valid[-64:], 8), test, {0.5: 1}, 0.5,
                    methods=(NOT_REFITTED, OURS, "Wanda", "magnitude"), ours=(("memory", "6GB"),),
-                   targets=r"re:.*layers\.2\d\..*")  # fmt: skip
+                   targets=r"re:.*layers\.2\d\..*proj.weight")  # fmt: skip
 
 
 OWN = OURS, NOT_REFITTED, WITHOUT_PRIOR = "mfac.prune", "mfac.prune, refit=False", 'mfac.prune, update="joint"'
@@ -217,9 +217,10 @@ def loss(model: nn.Module, loss_fn: LossFn, batches: Batches) -> float:
 
 
 def row(
-    subject: Subject, name: str, settings: dict[str, Any], seed: int, two_four: bool, refitted: bool
-) -> dict[str, Any]:
-    """{sparsity: its cell}: each stage starts from the one before, or from the dense model.
+    subject: Subject, name: str, settings: dict[str, Any], seed: int, two_four: bool, refitted: bool,
+    note: Callable[[Any], None],
+) -> dict[str, Any]:  # fmt: skip
+    """{sparsity: its cell}: each stage starts from the one before, or from the dense model; each is noted at its end.
 
     A copy is refitted for the test.
     """
@@ -242,6 +243,7 @@ def row(
                  "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}  # fmt: skip
         cells["2:4" if sparsity is None else f"{sparsity:.0%}"] = cell
         print(f"  {name} {sparsity}: {cell}", flush=True)
+        note({"settings": settings, "cells": cells, "partial": True})
     return {"settings": settings, "cells": cells}
 
 
@@ -255,7 +257,8 @@ def compare(subject_name: str, seeds: list[int], only: list[str], refitted: bool
             settings = chosen(subject, name, ledger)
             for two_four in (False, True) if subject.pattern else (False,):
                 key = f"{name}{REFITTED * refitted}, seed {seed}{', 2:4' if two_four else ''}"
-                ledger.cell(key, partial(row, subject, name, settings, seed, two_four, refitted))
+                note = partial(ledger.note, key)
+                ledger.cell(key, partial(row, subject, name, settings, seed, two_four, refitted, note))
 
 
 def means(cells: dict[str, Any], name: str) -> dict[str, tuple[float, float, int]]:
