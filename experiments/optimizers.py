@@ -226,7 +226,8 @@ def plot_task(name: str) -> None:
         losses, every = mean([run["losses"] for run in runs]), runs[0]["every"]
         places = [every * (i + 1) for i in range(len(losses))]
         by_step.plot(places, losses, label=f"{label} ({setting})", **look)
-        by_second.plot(mean([run["seconds"] for run in runs]), losses, **look)
+        if timed := [run["seconds"] for run in runs if not run.get("slower machine")]:
+            by_second.plot(mean(timed), losses, **look)
         tested.plot(accuracies(runs[0], what)[0], mean([accuracies(run, what)[1] for run in runs]), **look)
         ends = [run["tests"][-1][what] for run in runs]
         marks = [sum(steps_to(run, mark) for run in runs) / len(runs) for mark in (80, 85) if name == "cifar10"]
