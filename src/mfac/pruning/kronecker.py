@@ -12,7 +12,7 @@ from mfac import precision as judge
 from mfac import primal, products, woodbury
 from mfac.pages import BLOCK_PIECE, BlockRun
 
-ITERATED = torch.float32
+ITERATED = torch.float32  # removals
 
 
 class KroneckerBlocks:
@@ -24,9 +24,8 @@ class KroneckerBlocks:
     """
 
     def __init__(
-        self, S: Tensor, A: Float[Tensor, "inputs inputs"],
-        inside: Int[Tensor, "outputs kept"], damping: float,
-    ):  # fmt: skip
+        self, S: Tensor, A: Float[Tensor, "inputs inputs"], inside: Int[Tensor, "outputs kept"], damping: float
+    ):
         self.run = BlockRun(0, inside.shape[1], len(inside))
         self._S, self._A, self._inside, self._damping = S, A, inside, damping
         self._present = inside < len(A)
