@@ -121,15 +121,18 @@ def _resnet50() -> Subject:
 
 def _smollm2() -> Subject:
     """The last ten of 30 layers, by 128 pieces of the validation text, tested on 96 of the test text."""
-    valid, generator = wikitext_pieces("valid", 256), torch.Generator()
+
+    def pieces(chosen: Any, size: int) -> Batches:
+        return story_batches(wikitext_pieces("valid", 256)[chosen], size)
 
     def calibration(seed: int) -> Batches:
-        return story_batches(valid[torch.randperm(len(valid) - 64, generator=generator.manual_seed(seed))[:128]], 2)
+        others = len(wikitext_pieces("valid", 256)) - 64
+        return pieces(torch.randperm(others, generator=torch.Generator().manual_seed(seed))[: 2 * BATCHES], 2)
 
     def test(model: nn.Module) -> dict[str, float]:
         return {"perplexity": perplexity(model, story_batches(wikitext_pieces("test", 256)[:96], 8))}
 
-    return Subject(smollm2, mfac.model_loss, calibration, lambda: story_batches(valid[-64:], 8), test, {0.5: 1}, 0.5,
+    return Subject(smollm2, mfac.model_loss, calibration, lambda: pieces(slice(-64, None), 8), test, {0.5: 1}, 0.5,
                    methods=(NOT_REFITTED, OURS, "Wanda", "magnitude"), ours=(("memory", "6GB"),),
                    targets=r"re:.*layers\.2\d\..*proj.weight")  # fmt: skip
 
