@@ -286,8 +286,8 @@ def plot() -> None:
     """Every model that was measured: a table in Markdown, and a panel of the measure against sparsity."""
     found = {name: Ledger(f"pruning_{name}", "").cells for name in SUBJECTS}
     found = {name: cells for name, cells in found.items() if len(cells) > 1}
-    figure, (axes,) = drawing.panels(1, len(found), (5 * len(found), 4.5))
-    for axis, (title, cells) in zip(axes, found.items(), strict=True):
+    figure, axes = drawing.panels(-(-len(found) // 3), 3, (15, 4.5 * -(-len(found) // 3)))
+    for axis, (title, cells) in zip(axes.flat, found.items(), strict=False):
         names = [*METHODS, *(name + REFITTED for name in METHODS)]
         rows = {name: row for name in names if (row := means(cells, name))}
         columns = list(dict.fromkeys(key for row in rows.values() for key in row))
@@ -304,6 +304,8 @@ def plot() -> None:
         axis.set(title=f"{title}, dense {cells['dense'][measure]:.4g}", xlabel="sparsity, %", ylabel=measure)
         axis.set_yscale("log" if measure == "perplexity" else "linear")
         axis.legend(fontsize=7)
+        if len(columns) == 1:
+            axis.remove()
     print(drawing.save(figure, IMAGES / "pruning_comparison.png"))
 
 
