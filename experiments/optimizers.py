@@ -141,6 +141,14 @@ def score(run: dict[str, Any]) -> float:
     return last.get("loss", -last.get("accuracy", 0.0))
 
 
+def tried(task: Task, ledger: Ledger, label: str, settings: dict[str, Make], setting: str) -> float:
+    """The score of a short run on a part of the training data."""
+    assert task.search is not None
+    search = replace(task.search, test_every=task.search_steps)
+    run = partial(train, search, settings[setting], task.search_steps, 0)
+    return score(ledger.cell(f"search, {label}, {setting}", lambda: thinned(run(), task.search_steps // 10)))
+
+
 def best_of(settings: list[str], tried: Callable[[str], float]) -> str:
     """Of the middle three, and then of the next one as long as the best is at an end."""
     first = (len(settings) - 3) // 2
@@ -158,19 +166,13 @@ def best_of(settings: list[str], tried: Callable[[str], float]) -> str:
 def compare(name: str, only: str = "", seeds: int | None = None, setting: str = "") -> None:
     build, entrants = TASKS[name]
     task = build()
-    assert task.search is not None
     ledger = Ledger(f"optimizers_{name}", f"python -m experiments.optimizers {name}")
     for label, settings in entrants.items():
         if only not in ("", label):
             continue
-
-        def tried(setting: str, settings: dict[str, Make] = settings, label: str = label) -> float:
-            search = replace(task.search, test_every=task.search_steps)
-            run = partial(train, search, settings[setting], task.search_steps, 0)
-            key = f"search, {label}, {setting}"
-            return score(ledger.cell(key, lambda: thinned(run(), task.search_steps // 10)))
-
-        best = setting or best_of(list(settings), tried)
+        if setting not in ("", *settings):
+            raise SystemExit(f"{label} has no setting {setting!r}; it has {', '.join(settings)}")
+        best = setting or best_of(list(settings), partial(tried, task, ledger, label, settings))
         count = (task.seeds if label in LEADING or name == "digits" else 1) if seeds is None else seeds
         for seed in range(1, count + 1):
             key = f"run, {label}, {best}, seed {seed}"
@@ -226,6 +228,7 @@ def plot_task(name: str) -> None:
         losses, every = mean([run["losses"] for run in runs]), runs[0]["every"]
         places = [every * (i + 1) for i in range(len(losses))]
         by_step.plot(places, losses, label=f"{label} ({setting})", **look)
+        # Marked by hand in the results: processor seconds of another machine say nothing beside these.
         if timed := [run["seconds"] for run in runs if not run.get("slower machine")]:
             by_second.plot(mean(timed), losses, **look)
         tested.plot(accuracies(runs[0], what)[0], mean([accuracies(run, what)[1] for run in runs]), **look)

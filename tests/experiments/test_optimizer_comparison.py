@@ -38,6 +38,18 @@ def test_a_cell_that_is_not_finished_is_computed_again(tmp_path):
     assert Ledger("some", "", tmp_path).cell("run", lambda: {}) == {"losses": [1.0, 0.5]}
 
 
+@pytest.mark.parametrize(("best", "tries"), [(0, [0, 1, 2, 3]), (1, [0, 1, 2, 3]), (2, [1, 2, 3]), (4, [1, 2, 3, 4])])
+def test_a_search_goes_on_while_the_best_is_at_an_end(best, tries):
+    scores, seen = {str(i): abs(i - best) for i in range(5)}, set()
+    assert optimizers.best_of(list(scores), lambda name: seen.add(name) or scores[name]) == str(best)
+    assert sorted(map(int, seen)) == tries
+
+
+def test_a_setting_that_an_optimizer_does_not_have_is_refused():
+    with pytest.raises(SystemExit, match="AdamW has no setting 'lr 7'; it has lr 0.0003, lr 0.001"):
+        optimizers.compare("digits", "AdamW", setting="lr 7")
+
+
 def test_steps_to_a_mark_are_interpolated():
     run = {"tests": [{"step": 10, "accuracy": 50.0}, {"step": 20, "accuracy": 90.0}]}
     assert optimizers.steps_to(run, 80.0) == 17.5

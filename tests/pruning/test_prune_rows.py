@@ -159,6 +159,13 @@ def test_kronecker_blocks_answer_as_the_dense_matrix_of_a_layer(apart):
     pairs = torch.cartesian_prod(*[present.nonzero()[:, 0]] * 2).T
     assert torch.allclose(blocks.elements(*pairs), own[pairs[0], pairs[1]])
     assert torch.allclose(torch.block_diag(*(each for _, some in blocks.inverses() for each in some)), own)
+    F_kept, theta, removed = torch.linalg.inv(full)[at[:, None], at], x[present], torch.arange(len(at)) % 2 == 0
+    _, least = dense_joint(F_kept, theta, removed)
+    Q = torch.zeros_like(present).masked_scatter_(present, removed)
+    for size in (1.0, 1e-25):  # removals are iterated in float32, whose squares end at 1e-38
+        delta, cost = blocks.joint_removal(size * x, Q)
+        assert torch.equal(delta[Q], -size * x[Q])
+        assert float(cost) == pytest.approx(size**2 * least, rel=1e-4, abs=0)
     ids = torch.arange(20) % 3
     for group, cost in enumerate(blocks.group_costs(x, ids, 3)):
         Q = ids == group

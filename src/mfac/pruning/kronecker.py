@@ -12,7 +12,7 @@ from mfac import precision as judge
 from mfac import primal, products, woodbury
 from mfac.pages import BLOCK_PIECE, BlockRun
 
-ITERATED = torch.float32  # removals
+ITERATED = torch.float32  # what removals are iterated in
 
 
 class KroneckerBlocks:
@@ -62,16 +62,17 @@ class KroneckerBlocks:
     ) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]:
         """δ = −θ on the removed weights and F_RR⁻¹ F_RQ θ_Q on the kept ones, and ½ δᵀFδ.
 
-        By F/λ in float32, which is enough for the iterations. They are preconditioned by its diagonal: F⁻¹ saves a
-        third of them, and makes each three times as long.
+        By F/λ and θ of size 1 in float32, which is enough for the iterations. They are preconditioned by the diagonal:
+        F⁻¹ saves a third of them, and makes each three times as long.
         """
-        unit = self._A.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny)
+        tiny = torch.finfo(torch.float64).tiny
+        unit, size = self._A.diagonal().mean().clamp_min(tiny), theta.abs().amax().clamp_min(tiny)
         S, A = (self._S * (unit / self._damping)).to(ITERATED), (self._A / unit).to(ITERATED)
         diagonal = self._kept(diagonal_of(S)[:, None] * A.diagonal()).flatten() + 1
         delta, _ = woodbury.iterated_removal(
-            lambda x: self._product(S, A, x) + x, lambda r: r / diagonal, theta.to(ITERATED), removed
+            lambda x: self._product(S, A, x) + x, lambda r: r / diagonal, (theta / size).to(ITERATED), removed
         )
-        delta = torch.where(removed, -theta, delta)
+        delta = torch.where(removed, -theta, delta * size)
         return delta, self.cost(delta)
 
     def elements(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " n"]) -> Float[Tensor, " n"]:

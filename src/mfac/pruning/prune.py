@@ -50,7 +50,7 @@ def prune(
         update: how the others move: "joint" (exact removal of the whole set), "obs" (the sum of single-weight updates),
             "none"; "auto": joint, by output with the Kronecker prior; none in `GradualPruner`.
         prior: "kron" mixes the Kronecker factors of linear and convolution layers into F, which also join the outputs
-            of a layer, by output; None.
+            of a layer, by output; of wide layers they are all of F. None.
         scope: "global": all weights compete; "layer": each tensor has the same sparsity.
         pattern: None; "N:M": at most N of every M along dimension 1 are kept; "row", "channel": whole slices along
             dimension 0 or 1, as many as fit into the sparsity.
