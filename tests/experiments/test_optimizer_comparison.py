@@ -46,7 +46,7 @@ def test_a_search_goes_on_while_the_best_is_at_an_end(best, tries):
 
 
 def test_a_setting_that_an_optimizer_does_not_have_is_refused():
-    with pytest.raises(SystemExit, match="AdamW has no setting 'lr 7'; it has lr 0.0003, lr 0.001"):
+    with pytest.raises(SystemExit, match="AdamW has no setting 'lr 7'"):
         optimizers.compare("digits", "AdamW", setting="lr 7")
 
 
