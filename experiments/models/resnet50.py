@@ -86,8 +86,8 @@ def imagenette(split: str) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def top_accuracies(model: nn.Module) -> dict[str, float]:
-    """Top-1 and top-5 accuracy among 1,000 classes on the 700 validation pictures, and how many are taken for one of the
-    ten classes that there are; in per cent."""
+    """Top-1 and top-5 accuracy among 1,000 classes on the 700 validation pictures, and how many of them are taken for
+    one of the ten classes that there are; in per cent."""
     images, labels = imagenette("val")
     best = torch.cat([model(part).topk(5, 1).indices for part in images.split(50)])
     right, within = best == labels[:, None], torch.isin(best[:, 0], torch.tensor(IMAGENETTE))
