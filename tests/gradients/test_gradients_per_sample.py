@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.utils.prune
 from models import CASES, Case, backward_rows, bert, cross_entropy, mlp
 from torch import Tensor, nn
 
@@ -131,6 +132,31 @@ def test_what_cannot_be_mapped_is_taken_one_by_one_with_one_warning(build, messa
     with pytest.warns(UserWarning, match=message) as caught:
         rows = collect(case, chunk_size=4)
     assert sum("one by one" in str(warning.message) for warning in caught) == 1
+    assert_same_rows(rows, expected_rows(case))
+
+
+class Caching(nn.Module):
+    """Keeps what it has computed once, and notes that it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.cached = nn.Linear(4, 3), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.cached:
+            self.scale, self.cached = x.new_full((4,), 2.0), True
+        return self.layer(x * self.scale)
+
+
+@pytest.mark.parametrize("pruned", [False, True])
+def test_no_tensor_of_vmap_is_left_in_the_model(pruned):
+    """Neither for the next chunk nor afterwards; hooks of torch.nn.utils.prune set `weight` as a plain attribute."""
+    case = Case(Caching(), cross_entropy, (torch.randn(6, 4), torch.randint(3, (6,))))
+    if pruned:
+        torch.nn.utils.prune.random_unstructured(case.model.layer, "weight", 0.5)
+    before = case.model.layer.weight.detach().clone()
+    rows = collect(case, method="vmap", chunk_size=2)
+    torch.testing.assert_close(case.model.layer.weight.detach(), before, rtol=0, atol=0)
     assert_same_rows(rows, expected_rows(case))
 
 

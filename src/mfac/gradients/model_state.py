@@ -71,6 +71,20 @@ def evaluation(model: nn.Module, tensors: Iterable[Tensor] = ()) -> Iterator[Non
                         buffer.copy_(value)
 
 
+@contextmanager
+def kept_attributes(model: nn.Module) -> Iterator[None]:
+    """Restores modules that hold other tensors as plain attributes at the end: those of a `vmap` are of no use then."""
+    before = [(module, vars(module).copy()) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, held in before:
+            now = vars(module)
+            if any(isinstance(value, Tensor) and value is not held.get(name) for name, value in now.items()):
+                now.clear()
+                now.update(held)
+
+
 def random_state(devices: Iterable[torch.device] | None = None) -> RandomState:
     """The states of Python, numpy, and torch on the CPU and these devices (None: every initialized accelerator)."""
     kind, keys, *rest = np.random.get_state(legacy=True)

@@ -18,6 +18,7 @@ from torch.func import functional_call, vmap
 from mfac.gradients.batches import Batch, sample_tensors, with_sample_tensors
 from mfac.gradients.layers import BranchError, Interception, RowWriter, Use
 from mfac.gradients.losses import LossFn
+from mfac.gradients.model_state import kept_attributes
 from mfac.layout import ParameterLayout
 from mfac.memory import available_memory
 
@@ -176,7 +177,7 @@ class MappedGradients:
 
         each = torch.zeros(c, device=self.layout.device)
         measured = nullcontext() if self._decided else saved_tensors_hooks(pack, lambda tensor: tensor)
-        with warnings.catch_warnings(), measured:
+        with warnings.catch_warnings(), measured, kept_attributes(self._bound):
             warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
             losses: Tensor = vmap(loss_of_one, randomness="different")(each, copies, *sample_tensors(batch))
         weights = {parameter.untyped_storage().data_ptr() for parameter in self._bound.parameters() if kept}
