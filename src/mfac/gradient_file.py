@@ -73,6 +73,12 @@ class GradientFile:
     def shape(self) -> tuple[int, int]:
         return self.rows, self.dim
 
+    @property
+    def version(self) -> tuple[int, int]:
+        """Another one after the file was written to."""
+        found = os.stat(self.path)
+        return found.st_mtime_ns, found.st_size
+
     def append(self, rows: Tensor) -> None:
         """Writes one row [dim] or several [k, dim] after the complete ones.
 

@@ -225,17 +225,18 @@ class Pages:
     def _check_unchanged(self) -> None:
         if self._watch.changed:
             raise RuntimeError(
-                "the gradients were modified in place after the operator was built on them, which would make its "
-                "answers wrong; build it anew, or give it a copy (grads.clone())"
+                "the gradients were modified in place (or their file was) after the operator was built on them, which "
+                "would make its answers wrong; build it anew, or give it a copy (grads.clone())"
             )
 
 
 class Watched:
-    """Notices whether a tensor is written to from now on; a copy, or a pickle, goes on watching its own."""
+    """Notices whether a tensor or a file is written to from now on; a copy, or a pickle, goes on watching its own."""
 
     def __init__(self, source: object, changed: bool = False):
         # An inference tensor has no counter of its changes.
-        self._source = source if isinstance(source, Tensor) and not source.is_inference() else None
+        watched = isinstance(source, GradientFile) or (isinstance(source, Tensor) and not source.is_inference())
+        self._source: Any = source if watched else None
         self._version = -1 if changed else self._count()
 
     @property
@@ -245,5 +246,7 @@ class Watched:
     def __reduce__(self) -> tuple[Any, ...]:
         return Watched, (self._source, self.changed)
 
-    def _count(self) -> int:
-        return 0 if self._source is None else self._source._version
+    def _count(self) -> object:
+        if isinstance(self._source, GradientFile):
+            return self._source.version
+        return None if self._source is None else self._source._version
