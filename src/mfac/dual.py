@@ -330,6 +330,8 @@ class DualBlocks:
             for piece, G in pieces():
                 p[:, :-1] += products.project(G, piece.split(x[self._local(piece)]), dtype)
         p = self._sum(p)
+        if not bool(p[:, -1].isfinite().all()):
+            raise ValueError("the vector has numbers that are not finite, or too large to be squared in float64")
         return p[:, -1], self._of_stored("bij,bj...->bi...", blocks, p[:, :-1])
 
     def _combine(self, a: Tensor, blocks: slice, pieces: Pass, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:

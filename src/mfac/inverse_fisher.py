@@ -118,6 +118,8 @@ class InverseFisher(ABC):
         self._ask(fill)
         return out.to(self.dtype).reshape(shape)
 
+    __iter__ = None  # else Python would call op[0], op[1], ... and take the IndexError for the end
+
     @torch.no_grad()
     def logdet(self) -> Float[Tensor, ""]:
         """log det F⁻¹, over all ranks; in float64: it grows with d, and differences would have no digits in float32."""
@@ -139,7 +141,8 @@ class InverseFisher(ABC):
             raise ImportError("op.as_scipy() needs scipy; pip install 'torch-mfac[scipy]'") from error
 
         def apply(x: Any) -> Any:
-            return (self @ torch.as_tensor(x, dtype=torch.float64, device=self.device)).cpu().numpy()
+            real = x.astype(float, casting="same_kind")  # TypeError for complex numbers
+            return (self @ torch.as_tensor(real, device=self.device)).cpu().numpy()
 
         return LinearOperator(self.shape, matvec=apply, rmatvec=apply, matmat=apply, rmatmat=apply, dtype=float)
 

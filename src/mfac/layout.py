@@ -56,7 +56,8 @@ class ParameterLayout:
         self.full_dim, self.dim = sum(self.full_sizes), sum(self.sizes)
         self.full_slots, self.slots = _slots(self.full_sizes), _slots(self.sizes)
         if self.dim == 0 and complete:
-            raise ValueError("the masks keep no coordinate at all (True = kept); at least one is needed for a row")
+            cause = "the masks keep no coordinate at all (True = kept)" if self.masked else "all parameters are empty"
+            raise ValueError(f"{cause}; at least one is needed for a row")
 
     @property
     def dtype(self) -> torch.dtype:

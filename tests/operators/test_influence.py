@@ -184,6 +184,7 @@ REFUSED = {
     "no tensor": (lambda: mfac.influence(OP, [[1.0]]), "not list"),
     "no rows": (lambda: mfac.influence(OP, mixed(2, 40), []), "train_grads holds no rows"),
     "not finite": (lambda: mfac.influence(OP, mixed(2, 40), mixed(3, 40) / 0), "training gradient 0 is not finite"),
+    "no number": (lambda: mfac.influence(OP, mixed(2, 40) * torch.nan), "the vector has numbers that are not finite"),
     "no N": (lambda: mfac.influence(OP, mixed(2, 40), num_samples=0), "num_samples must be the size"),
     "no steps": (lambda: mfac.influence(OP, mixed(2, 40), steps=-1), "steps must be how many steps"),
     "no product": (
@@ -191,6 +192,7 @@ REFUSED = {
         r"shape \[40, 2\].* not \[2\]",
     ),
     "spent": (lambda: mfac.hessian_product(nn.Linear(2, 1), LOSS, iter(()), 1.0)(torch.ones(3, 1)), "batches gave no"),
+    "no matrix": (lambda: mfac.hessian_product(nn.Linear(2, 1), LOSS, [], 1.0)(torch.ones(3)), r"\[3, k\].* not \[3\]"),
     "row by row": (lambda: mfac.influence(OP, mixed(2, 40), mixed(5, 40), leverage=True), "12 rows, and train_grads 5"),
     "blocks": (lambda: mfac.leverages(BLOCKED), "use block_size=None"),
     "sums": (lambda: mfac.leverages(mfac.StaticInverseFisher(SUMS)), "keep sums and no rows"),

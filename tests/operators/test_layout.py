@@ -103,3 +103,8 @@ def test_masks_keep_only_the_chosen_coordinates():
 def test_masks_that_do_not_fit(masks, message):
     with pytest.raises(ValueError, match=message):
         ParameterLayout(mlp().model, "0.bias", masks)
+
+
+def test_parameters_without_any_element():
+    with pytest.raises(ValueError, match="all parameters are empty; at least one is needed"):
+        ParameterLayout.of_tensors({"w": torch.zeros(0, 3)})

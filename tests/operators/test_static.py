@@ -1,5 +1,8 @@
 """The static operator: what it touches, how often it reads, and what it refuses."""
 
+import os
+import pickle
+
 import oracle
 import pytest
 import torch
@@ -57,6 +60,22 @@ def test_gradients_modified_afterwards_are_noticed(options):
     grads[0] = 0
     with pytest.raises(RuntimeError, match=r"modified in place.*build it anew, or give it a copy"):
         op @ torch.randn(40)
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-4], lambda data: data[:-4] + b"\0\0\0\0"])
+def test_a_file_modified_afterwards_is_noticed(tmp_path, damage):
+    path = tmp_path / "rows"
+    file = mfac.GradientFile.create(path, 12, 40)
+    file.append(mixed(12, 40))
+    os.utime(path, ns=(0, 0))  # long ago: clocks of file systems may stand still between two writes
+    op = mfac.StaticInverseFisher(file, 1e-2)
+    x = op @ torch.ones(40)
+    assert torch.equal(pickle.loads(pickle.dumps(op)) @ torch.ones(40), x)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(RuntimeError, match=r"modified in place \(or their file was\).*build it anew"):
+        op @ torch.ones(40)
+    with pytest.raises(ValueError, match="rows have changed since it was built"):
+        mfac.leave_out(op, 0)
 
 
 def test_a_file_that_is_not_complete_is_refused(tmp_path):
@@ -130,6 +149,23 @@ def test_bad_vectors_are_refused(x, message):
     for call in (op.__matmul__, op.quadratic_form):
         with pytest.raises(ValueError, match=message):
             call(x)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_vectors_that_are_not_finite_are_told_from_too_small_a_damping(bad):
+    op, x = mfac.StaticInverseFisher(mixed(12, 40)), torch.ones(40, 2)
+    x[3, 1] = bad
+    for call in (op.__matmul__, op.quadratic_form, op.solve):
+        with pytest.raises(ValueError, match="the vector has numbers that are not finite"):
+            call(x)
+
+
+def test_an_operator_is_not_iterable_and_real():
+    op = mfac.StaticInverseFisher(mixed(12, 40))
+    with pytest.raises(TypeError, match="not iterable"):
+        list(op)
+    with pytest.raises(TypeError, match="complex"):
+        op.as_scipy() @ torch.ones(40, dtype=torch.complex128).numpy()
 
 
 @pytest.mark.parametrize(

@@ -29,11 +29,13 @@ def hessian_product(
         params: as for `collect_gradients`, so that the coordinates are those of its rows.
 
     Raises:
-        ValueError: in a call, batches that are empty or spent.
+        ValueError: in a call, batches that are empty or spent, or an X of another shape.
     """
     layout = ParameterLayout(model, params)
 
     def product(x: Float[Tensor, "d k"]) -> Float[Tensor, "d k"]:
+        if x.ndim != 2 or len(x) != layout.dim:
+            raise ValueError(f"x must be [{layout.dim}, k], one column for each vector, not {list(x.shape)}")
         total, count = torch.zeros_like(x), 0
         with evaluation(model, layout.tensors):
             for index, batch in enumerate(passes(batches)):
