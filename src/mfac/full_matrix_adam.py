@@ -57,6 +57,7 @@ class FullMatrixAdam(WindowOptimizer):
     # √v, since squares of small gradients would underflow, and those of large ones overflow; and the average of u.
     buffers = ("root_mean_square", "average")
     shared = ("betas", "power", "length")
+    _relative = True
 
     def __init__(
         self,
@@ -80,10 +81,7 @@ class FullMatrixAdam(WindowOptimizer):
         process_group: ProcessGroup | None = None,
         devices: Sequence[torch.device | str] | None = None,
     ):
-        if isinstance(damping, str):
-            raise ValueError(
-                f"damping must be a number or a function of the steps, not {damping!r}: it is relative here"
-            )
+        self._check_relative(damping)
         self.seconds = 0.0
         lr = (ORTHOGONAL_LR if orthogonalize else ADAM_LR) if lr is None else lr
         defaults = {"lr": lr, "betas": betas, "power": power, "length": length, "eps": eps}

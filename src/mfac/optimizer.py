@@ -155,7 +155,7 @@ class WindowOptimizer(Windowed, Optimizer, ABC):
         for tensor, entry in entries.items():
             kept = {key: deepcopy(value) for key, value in entry.items() if key not in WINDOW_ENTRIES}
             for name in kept.keys() & set(self.buffers):
-                kept[name] = like(f"a {name}", kept[name], tensor, self._window.operator.dtype)
+                kept[name] = like(f"the {name}", kept[name], tensor, self._window.operator.dtype)
             entries[tensor] = kept
         self._window.load_state(shared, rows, name_parameters(self.param_groups))
         return {**state_dict, "state": entries}

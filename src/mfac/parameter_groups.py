@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -68,9 +69,13 @@ def check_last(groups: Groups, shared: Iterable[str]) -> None:
     if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
         raise ValueError(f"lr must be a number or a tensor of one element, not one of {group['lr'].numel()}")
     for name in ("lr", "weight_decay", "eps", "power", "length"):
-        if not 0 <= float(group.get(name, 0.0)) < math.inf:
-            raise ValueError(f"{name} must be 0 or more, and finite, not {group[name]!r}")
-    for name, fractions in {"momentum": [group.get("momentum", 0.0)], "betas": group.get("betas", ())}.items():
+        value = group.get(name, 0.0)
+        if not isinstance(value, Real | Tensor) or not 0 <= float(value) < math.inf:
+            raise ValueError(f"{name} must be 0 or more, and finite, not {value!r}")
+    betas = group.get("betas", (0.0, 0.0))
+    if not isinstance(betas, Sequence) or len(betas) != 2:
+        raise ValueError(f"betas must be two numbers, such as (0.9, 0.99), not {betas!r}")
+    for name, fractions in {"momentum": [group.get("momentum", 0.0)], "betas": betas}.items():
         if not all(isinstance(fraction, float | int) and 0 <= fraction < 1 for fraction in fractions):
             raise ValueError(f"{name} must be at least 0 and below 1, not {group[name]!r}")
     if group.get("nesterov") and not group["momentum"]:
@@ -105,6 +110,8 @@ def _check_groups(saved: Groups, groups: Groups) -> None:
         found = f"saved with groups of {there} parameters, this one has groups of {here}"
         raise ValueError(f"{found}; build it with the same")
     for theirs, ours in zip(saved, groups, strict=True):
+        if ("betas" in theirs) != ("betas" in ours):  # FullMatrixAdam has them, and MFAC has not
+            raise ValueError("another class of optimizer saved this state, with rows of another kind; load its own")
         for name, present in zip(theirs.get("param_names", ()), ours.get("param_names", ()), strict=False):
             if name != present:
                 found = f"the state was saved with {name!r} where this optimizer has {present!r}"

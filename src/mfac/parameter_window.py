@@ -146,7 +146,8 @@ class ParameterWindow:
         mean = fmean((*self.operator.gram.diagonal().tolist(), self._square(row)))
         wanted = AUTO_DAMPING * mean / self.operator._divisor(max(self.operator.num_seen, 1))
         known = self.calls > 0 and 1 / AUTO_RANGE < wanted / self.operator.damping < AUTO_RANGE
-        return self.operator.damping if known or not 0 < wanted < math.inf else wanted
+        least = 2 / torch.finfo(self.operator.dtype).max  # answers grow to 1/λ
+        return self.operator.damping if known or not 0 < wanted < math.inf else max(wanted, least)
 
     def _multiply_damped(self, row: Tensor, multiply: Callable[[Tensor], Tensor]) -> Tensor:
         """F⁻¹g with as much more damping, for this step alone, as float64 needs: a finite gradient ends no run."""
@@ -182,7 +183,7 @@ class ParameterWindow:
             "gradient_norm": gradient,
             "step_norm": step,
             # Never negative for F⁻¹g; with compressed rows the step is F⁻¹ of the stored row, not of g.
-            "cosine": min(1.0, squares[2] / (gradient * step)) if gradient * step else math.nan,
+            "cosine": min(squares[2] / (gradient * step), 1.0) if gradient * step else math.nan,
             "effective_rank": effective_rank(self.operator.gram),
             "num_seen": float(self.operator.num_seen),
             "damping": self.operator.damping,
@@ -304,6 +305,7 @@ class Windowed:
 
     # Not assigned here: Lightning's wrapper of an optimizer is a subclass, and passes on what its class does not have.
     _window: ParameterWindow
+    _relative = False  # whether the damping is a fraction, of the mean eigenvalue, by itself
 
     @property
     def damping(self) -> float:
@@ -312,11 +314,18 @@ class Windowed:
 
     @damping.setter
     def damping(self, damping: Damping) -> None:
+        self._check_relative(damping)
         if callable(damping) or damping == "auto":
             self._window.schedule = damping
         else:
             self._window.operator.set_damping(damping)
             self._window.schedule = None
+
+    def _check_relative(self, damping: Damping) -> None:
+        if self._relative and isinstance(damping, str):
+            raise ValueError(
+                f"damping must be a number or a function of the steps, not {damping!r}: it is relative here"
+            )
 
     @property
     def skipped(self) -> int:

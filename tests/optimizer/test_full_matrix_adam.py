@@ -184,6 +184,25 @@ def test_what_belongs_to_the_window_is_one_for_all_groups():
     assert len(optimizer.param_groups) == 1
 
 
+@pytest.mark.parametrize("betas", [0.9, (0.9,), (0.9, 0.99, 0.999)])
+def test_betas_are_two(betas):
+    with pytest.raises(ValueError, match=r"betas must be two numbers, such as \(0.9, 0.99\)"):
+        full_matrix(network().parameters(), betas=betas)
+
+
+@pytest.mark.parametrize(("name", "value"), [("lr", "0.1"), ("weight_decay", None), ("power", "half")])
+def test_options_are_numbers(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be 0 or more, and finite, not {value!r}"):
+        full_matrix(network().parameters(), **{name: value})
+
+
+def test_a_damping_that_is_relative_anyway_is_not_automatic():
+    _, optimizer = trained(full_matrix, 2)
+    with pytest.raises(ValueError, match="damping must be a number or a function of the steps, not 'auto'"):
+        optimizer.damping = "auto"
+    assert optimizer.damping == 0.1
+
+
 def test_memory_needed_is_what_is_held():
     _, optimizer = trained(full_matrix, 3)
     names, states = ("rows", "root_mean_square", "average"), optimizer.state_dict()["state"].values()

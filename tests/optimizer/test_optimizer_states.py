@@ -6,7 +6,7 @@ import oracle
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from optimizers import every_optimizer, every_storage, mask_of, masked, mfac, network, train, trained
+from optimizers import every_optimizer, every_storage, full_matrix, mask_of, masked, mfac, network, train, trained
 from states import same, through_a_file, unchanged, weights
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
@@ -156,6 +156,7 @@ OTHERS = {
     ),
     "mask": (lambda model: masked(model.parameters()), "saved with another mask of 0.weight; build the optimizer with"),
     "groups": (lambda model: mfac(groups_of(1, 1)), r"groups of \[1, 1\] parameters, .* has groups of \[4\]; build it"),
+    "FullMatrixAdam": (lambda model: full_matrix(model.parameters()), "another class of optimizer saved this state"),
     "Adam": (lambda model: torch.optim.Adam(model.parameters()), "no window of gradients, so another optimizer saved"),
 }
 

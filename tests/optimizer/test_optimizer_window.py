@@ -1,6 +1,7 @@
 """The window of an optimizer: its arguments, damping, memory and figures, and gradients that cannot be used."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -226,7 +227,8 @@ def test_diagnostics_are_those_of_the_step():
     optimizer = MFAC([parameter], lr=0.5, num_grads=3, damping=0.1)
     figures = optimizer.diagnostics()
     assert figures["num_seen"] == figures["effective_rank"] == 0
-    assert figures["gradient_norm"] != figures["gradient_norm"]  # NaN: there was no step yet
+    assert math.isnan(figures["gradient_norm"])  # there was no step yet
+    assert math.isnan(figures["cosine"])
     rows = torch.randn(5, 6, dtype=torch.float64)
     for row in rows:
         parameter.grad = row.clone()
@@ -299,3 +301,14 @@ def test_an_automatic_damping_follows_the_mean_eigenvalue_of_the_window(scale):
     optimizer.damping = 0.25
     optimizer.step()
     assert optimizer.damping == 0.25
+
+
+@pytest.mark.parametrize("momentum_on", ["step", "gradient"])
+def test_an_automatic_damping_is_no_smaller_than_its_inverse_can_be_held(momentum_on):
+    parameter = nn.Parameter(torch.zeros(3))
+    optimizer = MFAC([parameter], 1.0, 4, "auto", momentum=0.5, momentum_on=momentum_on)
+    for _ in range(6):
+        parameter.grad = torch.tensor([1e-30, -2e-30, 0.0])  # whose squares vanish beside the least damping
+        optimizer.step()
+    assert 1e-39 < optimizer.damping < 1e-38
+    assert torch.equal(parameter.sign(), torch.tensor([-1.0, 1.0, 0.0]))
