@@ -23,7 +23,7 @@ class MFACPreconditioner(Windowed):
         preconditioner.step()
         optimizer.step()
 
-    Frozen parameters are left out. Arguments and errors are those of `MFAC`.
+    Parameters that are frozen at this time are left out for good. Arguments and errors are those of `MFAC`.
     """
 
     def __init__(
