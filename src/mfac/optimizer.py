@@ -49,6 +49,8 @@ class WindowOptimizer(Windowed, Optimizer, ABC):
             ValueError: an option out of its range, or one that belongs to the whole window.
             MemoryError: the wider window does not fit. Nothing was added.
         """
+        if hasattr(self, "_window"):  # where a schedule may have changed the options that groups have in common
+            param_group = {name: self.param_groups[0][name] for name in self.shared} | param_group
         super().add_param_group(param_group)
         try:
             check_last(self.param_groups, self.shared)

@@ -182,6 +182,9 @@ def test_what_belongs_to_the_window_is_one_for_all_groups():
     with pytest.raises(ValueError, match="power: one for all groups"):
         optimizer.add_param_group({"params": nn.Linear(2, 2).named_parameters(), "power": 1.0})
     assert len(optimizer.param_groups) == 1
+    optimizer.param_groups[0]["betas"] = (0.8, 0.99)  # as a schedule does
+    optimizer.add_param_group({"params": nn.Linear(2, 2).named_parameters()})
+    assert optimizer.param_groups[1]["betas"] == (0.8, 0.99)
 
 
 @pytest.mark.parametrize("betas", [0.9, (0.9,), (0.9, 0.99, 0.999)])
