@@ -25,7 +25,7 @@ def recalibrate(
     """
     norms, device = running_norms(model), next(model.parameters()).device
     if not norms:
-        raise ValueError("bn_batches was given, and the model has no batch norm with running statistics; leave it out")
+        raise ValueError("the model has no batch norm with running statistics; leave out bn_batches, or recalibrate")
     flags = [(module, module.training) for module in model.modules()]
     momenta = [norm.momentum for norm in norms]
     run = forward or (lambda batch: model(batch[0] if isinstance(batch, list | tuple) else batch))
