@@ -37,7 +37,7 @@ BAD = [
     ({"method": "kfac"}, "not 'kfac'; other methods are baselines under experiments/"),
     ({"damping": "auto", "rows_dir": "."}, 'needs a block_size .* and a number as damping; .* memory="4GB"'),
     ({"bn_batches": []}, "the model has no batch norm"),
-    ({"recalibrate": True}, "no batch norm with running statistics; leave out bn_batches, or recalibrate"),
+    ({"recalibrate": True}, "no batch norm with running statistics; drop recalibrate and bn_"),
     ({"masks": {"0.weight": torch.ones(3)}}, "needs a bool tensor of shape"),
 ]  # fmt: skip
 
