@@ -1,10 +1,13 @@
-"""Downloads public data sets: `python -m experiments.datasets NAME...`; without a name, lists them."""
+"""Downloads public data sets to the folder MFAC_DATA; without a name, lists them."""
 
-import sys
+import argparse
 
 from experiments.datasets.fetching import fetch, registry
 
-if len(sys.argv) == 1:
-    print("\n".join(registry()))
-for name in sys.argv[1:]:
-    print(*fetch(name), sep="\n")
+parser = argparse.ArgumentParser(prog="python -m experiments.datasets", description=__doc__)
+parser.add_argument("names", metavar="NAME", nargs="*", help=", ".join(registry()))
+names = parser.parse_args().names
+try:
+    print(*([path for name in names for path in fetch(name)] if names else registry()), sep="\n")
+except (ValueError, OSError) as error:  # a wrong name or file, no network, no room
+    parser.exit(1, f"{parser.prog}: {error}\n")

@@ -17,7 +17,7 @@ import mfac as library
 from mfac.app import demo
 from mfac.app.cli import main
 from mfac.app.cli.commands import LIBRARY, app
-from mfac.app.cli.display import ProgressDisplay
+from mfac.app.cli.display import ProgressDisplay, show_run
 from mfac.app.runs.folder import read_run
 from mfac.pruning.options import PruningOptions
 
@@ -150,6 +150,17 @@ def test_displays_with_and_without_a_terminal(capsys):
         show_work(ProgressDisplay(console))
     text = console.export_text()
     assert all(part in text for part in ("a word", "mfac-0.9", "4/4", "loss 0.1"))
+
+
+@pytest.mark.parametrize("columns", ["30", "200"])
+def test_tables_keep_all_their_digits_in_any_width(monkeypatch, capsys, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    last = {"loss": 0.12345, "measure": 0.98765}
+    cell = {"label": "sgd", "seed": 0, "steps": 440, "losses": [0.5], "evaluations": [last], "seconds_total": 1.25}
+    show_run({"kind": "train", "task": {"measure": "area under the curve"}, "cells": [cell]})
+    heading, row = capsys.readouterr().out.splitlines()
+    assert heading == "optimizer  seed  steps  training loss    loss  area under the curve  seconds"
+    assert row.split() == ["sgd", "0", "440", "0.5", "0.1235", "0.9877", "1.2"]
 
 
 def test_the_demo_ends_with_tables_a_picture_and_a_report(tmp_path, monkeypatch):

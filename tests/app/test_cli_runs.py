@@ -104,6 +104,10 @@ def test_update_none_leaves_the_remaining_weights_as_they_are(tmp_path):
         (["prune", "--checkpoint", "other.pt"], 1, "other.pt does not fit the model: size mismatch for 2.weight"),
         (["prune", "--sparsity", "0.5", "--sparsity", "0.5"], 1, "give at least one sparsity, without repeats"),
         (["prune", "--epochs", "2", "--lr", "0.1"], 1, "epochs, lr: only for gradual pruning; add --gradual"),
+        (["prune", "--gradual", "--pattern", "2:4", "--steps", "3"], 1, "steps: an N:M pattern is pruned in one step"),
+        (["prune", "--seed", "-1"], 2, "greater than or equal to 0"),
+        (["train", "--steps", "3", "--epochs", "2"], 1, "epochs: steps say how long to train; leave one of them out"),
+        (["plan", "--on-disk"], 1, "rows_dir keeps the gradients on disk, which needs a block_size"),
         (["train", "--window", "int4"], 1, "window must be one of float32, float64, bfloat16, float16, int8"),
         (["train", "--damping", "fast"], 2, "'fast' is not a number"),
         (["train", "--lr", "adam=0.1"], 2, "adam is not one of full-matrix-adam, adamw"),
@@ -138,7 +142,7 @@ def test_a_folder_that_cannot_be_written_is_one_line_with_a_remedy(tmp_path, mon
     task = write_task(tmp_path)
     monkeypatch.setattr("pathlib.Path.mkdir", refuse)
     line = mfac("prune", task, "--out", "theirs", *QUICK).stderr
-    assert line.startswith("mfac: theirs: Permission denied; change its permissions, or choose a place of yours")
+    assert line.startswith("mfac: theirs: Permission denied; change its permissions, or choose another place")
 
 
 @pytest.mark.parametrize(
@@ -151,8 +155,9 @@ def test_a_folder_that_cannot_be_written_is_one_line_with_a_remedy(tmp_path, mon
          "small.py: loss(model, batch) must return a scalar tensor, not one of shape [32]; return the mean over the"),
         (TASK.replace("batch[1])", "batch[1]).item()"),
          "small.py: loss(model, batch) must return a scalar tensor, not a float"),
+        (TASK.replace("batch[1])", "batch[1]).detach()"), "the loss does not depend on any trainable parameter"),
     ],
-    ids=range(5),
+    ids=range(6),
 )  # fmt: skip
 def test_an_error_in_a_task_is_one_line_with_its_place(tmp_path, text, words):
     write_task(tmp_path, text)

@@ -13,10 +13,13 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import mfac
+from mfac.app.plan import plan_pruning
+from mfac.app.runs.pruning import PruningSettings
 from mfac.app.runs.task_batches import TaskBatches
 from mfac.app.runs.training import OptimizerSettings
 from mfac.app.tasks import load_task
 from mfac.gradients.model_state import seeded
+from mfac.pruning import PruningOptions
 
 CPU, with_options, without_times = torch.device("cpu"), run_cases.with_options, run_cases.without_times
 SETTINGS = {
@@ -72,6 +75,19 @@ def test_the_masks_are_those_of_the_library(tmp_path, options):
     mfac.load_compact(tmp_path / cell["files"]["compact"], other := task.model())
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
     assert [step["loss_after"] for step in cell["steps"]] == [record.loss_after for record in result.history]
+
+
+@pytest.mark.parametrize("has_length", [True, False])
+def test_a_step_takes_one_pass_at_most_as_in_the_library(tmp_path, has_length):
+    images, labels = data()[:24]
+    batches = [(images[i : i + 8], labels[i : i + 8]) for i in range(0, 24, 8)]
+    task = small_task(model=lambda: network()[::2], train_batches=lambda: batches if has_length else iter(batches))
+    cell = run(tmp_path, PruningSettings(PruningOptions(recomputations=3), sparsities=(0.8,)), task)["cells"][0]
+    with seeded(0):
+        model = task.model()
+    result = mfac.prune(model, task.loss, batches, 0.8, recomputations=3, seed=0, progress=False)
+    assert [step["loss_after"] for step in cell["steps"]] == [record.loss_after for record in result.history]
+    assert plan_pruning(task, recomputations=3).gradients == 3 * 3  # 3 batches of 8 samples, though 256 are wanted
 
 
 def test_gradual_pruning_without_training_makes_the_masks_of_the_library(tmp_path):

@@ -170,8 +170,10 @@ def test_what_is_no_task_at_all(tmp_path):
         "digit": "no task 'digit'; did you mean digits",
         "no.such.module": r"no task 'no.such.module'; a task is digits, a file \(task.py\) or a module",
         "what is this": "no task 'what is this'",
-        "missing.py": r"there is no file missing.py; `mfac init missing.py` writes a task file",
+        "missing.py": r"there is no file missing.py; `mfac init missing.py` writes one",
         "./folder": "folder is a folder or",
+        "./typo": "typo is a folder or does not end in .py",
+        "two words.py": "`mfac init 'two words.py'` writes",
         "./task.txt": r"does not end in .py; a task is",
     }.items():
         with pytest.raises(TaskError, match=message):

@@ -37,6 +37,7 @@ BAD = [
     ({"method": "kfac"}, "not 'kfac'; other methods are baselines under experiments/"),
     ({"damping": "auto", "rows_dir": "."}, 'needs a block_size .* and a number as damping; .* memory="4GB"'),
     ({"bn_batches": []}, "the model has no batch norm"),
+    ({"recalibrate": True}, "no batch norm with running statistics; drop recalibrate and bn_"),
     ({"masks": {"0.weight": torch.ones(3)}}, "needs a bool tensor of shape"),
 ]  # fmt: skip
 
@@ -78,6 +79,8 @@ def test_batches_that_run_out_for_good():
         prune(case.model, case.loss_fn, [], 0.5)
     with pytest.raises(ValueError, match="one dict, not an iterable of batches"):
         prune(case.model, case.loss_fn, {"x": torch.ones(2)}, 0.5)
+    with pytest.raises(ValueError, match="the loss does not depend on any trainable parameter; loss_fn"):
+        prune(case.model, lambda *batch: case.loss_fn(*batch).detach(), [case.batch], 0.5)
 
 
 @pytest.fixture(scope="module")

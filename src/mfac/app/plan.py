@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import torch
 from torch import nn
 
+from mfac.app.runs.task_batches import TaskBatches
 from mfac.app.runs.training import CLASSES
 from mfac.app.tasks import Task
 from mfac.gradients import collect_gradients
@@ -92,13 +93,11 @@ def plan_pruning(
     memory: int | str | None = None,
 ) -> Plan:
     """The memory and the gradients of `mfac.prune` with these options."""
-    PruningOptions(num_grads=num_grads, block_size=block_size, recomputations=recomputations)
+    PruningOptions(num_grads, block_size, 1.0, recomputations, rows_dir="." if on_disk else None)  # checks them
     if not 0 < sparsity < 1:
         raise ValueError(f"sparsity must be between 0 and 1, not {sparsity!r}")
-    settings: dict[str, Any] = {
-        "num_grads": num_grads, "block_size": block_size, "recomputations": recomputations, "sparsity": sparsity,
-        "per_sample": per_sample, "on_disk": on_disk,
-    }  # fmt: skip
+    settings = dict[str, Any](num_grads=num_grads, block_size=block_size, recomputations=recomputations)
+    settings |= {"sparsity": sparsity, "per_sample": per_sample, "on_disk": on_disk}
     model = task.model().to(device)
     layout = ParameterLayout(model, list(choose_targets(model, targets, ignore)))
     available, weights = available_memory(layout.device), {**_weights(model), "prunable": layout.dim}
@@ -123,7 +122,7 @@ def _by_output(
     """{item: bytes}; outputs are measured in groups whose matrices fit, with more `passes` over the batches."""
     weights = MaskedWeights(model, dict(zip(layout.names, layout.tensors, strict=True)))
     options = PruningOptions(num_grads=settings["num_grads"], fisher="empirical", memory=room)
-    start = Step(0, weights, weights.layout(), BatchStream(task.train_batches()))
+    start = Step(0, weights, weights.layout(), BatchStream(TaskBatches(task, layout.device)))
     method = RowMethod(task.loss, options, Ranks())
     settings["num_grads"], settings["passes"] = method.num_batches(start), method.measure(start).passes
     shapes = [weight.by_output(weight.tensor).shape for weight in weights.layers.values()]
@@ -206,7 +205,7 @@ def _weights(model: nn.Module) -> dict[str, int]:
 
 def _gradient_seconds(task: Task, model: nn.Module, layout: ParameterLayout, per_sample: bool = False) -> float:
     """Seconds per row, from a few real ones: the best of three times, of which the first is slower."""
-    stream = passes(task.train_batches(), cycle=True)
+    stream = passes(TaskBatches(task, layout.device), cycle=True)
     batch = next(stream)
     count, batches = (min(num_samples(batch, 0), 64), [batch]) if per_sample else (3, stream)
     options: dict[str, Any] = {"params": list(layout.names), "per_sample": per_sample, "progress": False}

@@ -273,9 +273,7 @@ class Collection:
         for position, (batch, into) in enumerate(zip(batches, out.unbind(), strict=True)):
             set_seed(self._seed(row + position), self.device)
             loss = self._scalar_loss(self.model, batch)
-            if not loss.requires_grad:
-                calls = "loss_fn(model, batch) must call the model with gradients on"
-                raise ValueError(f"the loss does not depend on any trainable parameter; {calls}")
+            check_dependence(loss)
             self.layout.flatten(torch.autograd.grad(loss, self.layout.tensors, allow_unused=True), into)
             losses.append(loss.detach())
         values, total = torch.stack(losses), out.sum(dtype=torch.float32 if out.dtype.itemsize < 4 else None)
@@ -312,6 +310,13 @@ def row_progress(total: int, done: int, progress: bool | None) -> Iterator[Calla
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("gradients", total=total, completed=done)
         yield lambda rows: bar.advance(task, rows)
+
+
+def check_dependence(loss: Tensor) -> None:
+    """Raises ValueError for a loss that has no gradient."""
+    if not loss.requires_grad:
+        calls = "loss_fn(model, batch) must call the model with gradients on"
+        raise ValueError(f"the loss does not depend on any trainable parameter; {calls}")
 
 
 def _check_finite(chunk: Chunk, losses: list[float], rows: Tensor) -> None:

@@ -24,8 +24,6 @@ def recalibrate(
     begins with the input. Returns the layers that were re-estimated.
     """
     norms, device = running_norms(model), next(model.parameters()).device
-    if not norms:
-        raise ValueError("bn_batches was given, and the model has no batch norm with running statistics; leave it out")
     flags = [(module, module.training) for module in model.modules()]
     momenta = [norm.momentum for norm in norms]
     run = forward or (lambda batch: model(batch[0] if isinstance(batch, list | tuple) else batch))

@@ -1,6 +1,7 @@
 """The commands of `mfac`, and the application that they make up."""
 
 import inspect
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,12 +20,12 @@ from mfac.app.runs.pruning import SCHEDULES, PruningSettings
 from mfac.app.runs.run import run_task
 from mfac.app.runs.training import KINDS, OPTIMIZERS, WINDOWS, OptimizerSettings, TrainingSettings
 from mfac.app.tasks import Task, load_task, write_template
-from mfac.pruning.options import FISHERS, METHODS, ORDERS, UPDATES, PruningOptions
+from mfac.pruning.options import FISHERS, METHODS, ORDERS, PRIORS, UPDATES, PruningOptions
 from mfac.pruning.prune import prune as library_prune
 
 WHAT, HOW, GRADUAL, OPTIMIZER, LENGTH = "What is pruned", "How it is chosen", "Gradual pruning", "Optimizers", "Length"
 FOR_PRUNE, FOR_TRAIN = "For mfac prune", "For mfac train"
-GRADUAL_RECOMPUTATIONS, COMPARED = 4, ("full-matrix-adam", "adamw")
+GRADUAL_RECOMPUTATIONS, COMPARED, WINDOWED = 4, ("full-matrix-adam", "adamw"), ("full-matrix-adam", "mfac")
 Settings = PruningSettings | TrainingSettings
 
 TASK_FILE, DEMO_FOLDER = Path("task.py"), Path("mfac-demo")
@@ -34,11 +35,11 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_mar
 LIBRARY = options(
     library_prune,
     {WHAT: "pattern scope targets ignore",
-     HOW: "recomputations num_grads block_size damping fisher update recalibrate refit order per_sample memory "
-          "rows_dir"},
+     HOW: "recomputations num_grads block_size damping fisher update prior recalibrate refit order per_sample "
+          "memory rows_dir"},
     recomputations={"default": None,
                     "show_default": f"{PruningOptions().recomputations}, or {GRADUAL_RECOMPUTATIONS} with --gradual"},
-    update={"choices": UPDATES}, order={"choices": ORDERS}, fisher={"choices": FISHERS},
+    update={"choices": UPDATES}, order={"choices": ORDERS}, fisher={"choices": FISHERS}, prior={"choices": PRIORS[1:]},
 )  # fmt: skip
 OWN = {WHAT: "sparsities", HOW: "methods", GRADUAL: "gradual steps schedule epochs lr momentum"}
 FOR_BOTH = "save_every checkpoint device"
@@ -50,27 +51,26 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+Version = Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")]
+
+
 @app.callback()
-def overview(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
+def overview(version: Version = False) -> None:
     """Matrix-free second-order methods for PyTorch: prune and train models with the inverse Fisher matrix.
 
     \b
     First steps:
       mfac demo                                     a tour of one minute
       mfac prune digits --sparsity 0.9              prune the built-in example
-      mfac train digits                             train it, with FullMatrixAdam and with AdamW
-      mfac init task.py                             write a task file for your own model
+      mfac train digits                             train it with two optimizers
+      mfac init task.py                             start a task file of your own
     """
 
 
 @command(
     *options(
-        PruningSettings, OWN | {PANEL: f"{FOR_BOTH} seed"},
-        sparsities={"show_default": "0.9"}, methods={"choices": METHODS}, schedule={"choices": tuple(SCHEDULES)},
+        PruningSettings, OWN | {PANEL: f"{FOR_BOTH} seed"}, sparsities={"show_default": "0.9"}, seed={"min": 0},
+        methods={"choices": METHODS}, schedule={"choices": tuple(SCHEDULES)},
     ),
     *LIBRARY,
 )  # fmt: skip
@@ -121,7 +121,7 @@ def _by_name(key: str, given: tuple[str, ...], names: tuple[str, ...]) -> dict[s
     *options(
         TrainingSettings,
         {OPTIMIZER: "optimizers schedule", LENGTH: "epochs steps eval_every", PANEL: f"{FOR_BOTH} seeds"},
-        optimizers={"kind": list[str], "default": COMPARED, "choices": OPTIMIZERS},
+        seeds={"min": 0}, optimizers={"kind": list[str], "default": COMPARED, "choices": OPTIMIZERS},
         schedule={"choices": training.SCHEDULES}, eval_every={"show_default": "an epoch, or a tenth of --steps"},
     ),
     *options(
@@ -178,9 +178,7 @@ def _run(ctx: typer.Context, task: Task, settings: Settings, out: Path | None, f
     *options(library_prune, {FOR_PRUNE: "block_size recomputations targets ignore per_sample memory"}),
     *options(plan_pruning, {FOR_PRUNE: "sparsity on_disk"}),
     *options(OptimizerSettings, {FOR_TRAIN: "window"}, window={"choices": tuple(WINDOWS)}),
-    *options(
-        plan_training, {FOR_TRAIN: "optimizer momentum steps"}, optimizer={"choices": ("full-matrix-adam", "mfac")}
-    ),
+    *options(plan_training, {FOR_TRAIN: "optimizer momentum steps"}, optimizer={"choices": WINDOWED}),
     *options(PruningSettings, {PANEL: "device"}),
 )
 def plan(
@@ -210,8 +208,7 @@ def plan(
         if is_given(ctx, key):
             which = "without --train" if for_training else "with --train"
             raise typer.BadParameter(f"it counts only {which}", param_hint=f"--{key.replace('_', '-')}")
-    arguments = {key: value for key, value in given.items() if key in known}
-    figures = estimate(load_task(task), device, **arguments)
+    figures = estimate(load_task(task), device, **{key: value for key, value in given.items() if key in known})
     return figures.as_dict() if as_json else typer.echo(figures.text())
 
 
@@ -249,7 +246,7 @@ def init(
       mfac init experiments/spiral.py
     """
     write_template(file, force)
-    typer.echo(f"Wrote {file}. It works as it is: try `mfac prune {file}`, then put in your own model and data.")
+    typer.echo(f"Wrote {file}. It works as it is: try `mfac prune {shlex.quote(str(file))}`, then make it yours.")
 
 
 @command()
@@ -267,8 +264,8 @@ def demo(
         typer.echo("")
     tour.plot(records, out / "demo.png")
     page = (out / "report.html").resolve()
-    title = "mfac demo: handwritten digits, pruned and trained"
-    write_page(records, page, title, folders=[out / record["kind"] for record in records])
+    folders = [out / record["kind"] for record in records]
+    write_page(records, page, "mfac demo: handwritten digits, pruned and trained", folders)
     typer.echo(f"Report: {page}")
 
 

@@ -3,9 +3,9 @@
 import time
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from mfac.app.runs.run import Watcher
 
@@ -68,13 +68,10 @@ def show_run(record: dict[str, Any]) -> None:
             last = cell["evaluations"][-1]
             found = [number(value) for value in (cell["losses"][-1], last["loss"], last["measure"])]
             rows.append([cell["label"], f"{cell['seed']}", f"{cell['steps']}", *found, f"{cell['seconds_total']:.1f}"])
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for index, name in enumerate(rows[0]):
-        table.add_column(name, justify="right" if index else "left")
-    for row in rows[1:]:
-        table.add_row(*row)
-    console = Console(markup=False, highlight=False, emoji=False)
-    console.print(table, no_wrap=True, soft_wrap=not console.is_terminal)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *rest in rows:  # as wide as it is: a narrow terminal wraps lines, and cuts off no digits
+        figures = (text.rjust(width) for text, width in zip(rest, widths[1:], strict=True))
+        typer.echo("  ".join([first.ljust(widths[0]), *figures]).rstrip())
 
 
 def number(value: float | None) -> str:

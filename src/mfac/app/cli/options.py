@@ -31,11 +31,9 @@ def _complete_task(incomplete: str) -> list[str]:
 
 TASK_HELP = f"What to work on: {', '.join(BUILT_IN)}, a file (task.py, see `mfac init`) or a module (package.module)."
 TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help=TASK_HELP, autocompletion=_complete_task)]
-_out = typer.Option(metavar="FOLDER", help="Folder of the run.", show_default="runs/TASK-COMMAND")
-_fresh = typer.Option("--fresh", help="Start over; what the run has left in the folder is removed.")
-_out.rich_help_panel = _fresh.rich_help_panel = PANEL
-Out = Annotated[Path | None, _out]
-Fresh = Annotated[bool, _fresh]
+_of_run = functools.partial(typer.Option, rich_help_panel=PANEL)
+Out = Annotated[Path | None, _of_run(metavar="FOLDER", help="Folder of the run.", show_default="runs/TASK-COMMAND")]
+Fresh = Annotated[bool, _of_run("--fresh", help="Start over; what the run has left in the folder is removed.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.", rich_help_panel=THIS_PANEL)]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=THIS_PANEL)]
 
@@ -198,7 +196,7 @@ def explain(error: Exception) -> str:
             return f"the disk is full{where}; nothing is lost: free some space, and the same command resumes the run"
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            text += "; change its permissions, or choose a place of yours (--out)"
+            text += "; change its permissions, or choose another place"
     place = None if isinstance(error, TaskError) else _place(error)
     text = " ".join(text.split()) + (f" ({place})" if place else "")
     return text if isinstance(error, KNOWN) else f"{type(error).__name__}: {text}; --debug shows the traceback"

@@ -83,9 +83,8 @@ def _completed_cell(cell: Record, run: Record) -> Record:
         pairs = enumerate(zip(cell["seconds"], cell["losses"], strict=True), 1)
         more = {key: cell["evaluations"][-1][key] for key in ("loss", "measure")}
         more |= {"training": [{"step": step, "second": second, "loss": loss} for step, (second, loss) in pairs]}
-        more |= {"asked": None, "time": cell["seconds_total"]}
-        more |= {"step_count": cell["steps"], "last_loss": cell["losses"][-1]}
-    found = {**cell, **more}
+        more |= {"time": cell["seconds_total"], "step_count": cell["steps"], "last_loss": cell["losses"][-1]}
+    found = {"asked": None, **cell, **more}
     return {**found, f"measure {run['task']['measure']}": found["measure"]}
 
 

@@ -7,7 +7,7 @@ import pickle
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
@@ -169,7 +169,10 @@ def open_run(path: Path, description: Record, *, fresh: bool = False) -> Iterato
             file.unlink(missing_ok=True)
         folder = RunFolder(path, {})
         folder.put(format=FORMAT, **description, started=now(), finished=None, cells=[])
-        _remove(results, path)
+        for file in results:
+            file.unlink(missing_ok=True)
+            with suppress(OSError):  # a folder that holds something else stays
+                file.parent.rmdir()
         yield folder
 
 
@@ -201,15 +204,6 @@ def _check_empty(path: Path) -> None:
     others = sorted(entry.name for entry in path.iterdir() if entry.name != LOCK and not entry.name.endswith(".part"))
     if others:
         raise ValueError(f"{path} is not empty and not a run folder (it contains {others[0]}); choose another (--out)")
-
-
-def _remove(files: list[Path], root: Path) -> None:
-    """Removes files, and their folders if nothing else is in them."""
-    for file in files:
-        file.unlink(missing_ok=True)
-    for folder in {file.parent for file in files} - {root}:
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
 
 
 def read_run(path: Path) -> Record:

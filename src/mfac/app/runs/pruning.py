@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mfac.app.runs.environment import process_peak_bytes
 from mfac.app.runs.folder import DENSE, Record, inside, load_checkpoint, save_weights, writing
-from mfac.app.runs.run import Run, check_settings
+from mfac.app.runs.run import Run, check_settings, refuse
 from mfac.app.runs.task_batches import TaskBatches, finite, measure
 from mfac.app.runs.training import OptimizerSettings, TrainingLoop, make_optimizer
 from mfac.app.tasks import Task
@@ -71,10 +71,11 @@ class PruningSettings:
         check_settings(self, ("steps", "epochs"), method=self.methods, sparsity=self.asked)
         for method in self.methods:
             replace(self.options, method=method)
-        unused = [name for name in OF_GRADUAL if not self.gradual and getattr(self, name) != getattr(type(self), name)]
-        if unused:
-            raise ValueError(f"{', '.join(unused)}: only for gradual pruning; add --gradual, or leave that out")
         fixed = self.fixed_sparsity
+        refuse(self, not self.gradual, OF_GRADUAL, "only for gradual pruning; add --gradual, or leave that out")
+        refuse(self, fixed is not None, ("steps", "schedule"), "an N:M pattern is pruned in one step; leave that out")
+        by_task = self.lr is None and task.optimizer is not None
+        refuse(self, by_task, ("momentum",), "only for SGD, not the task's optimizer; add --lr, or leave that out")
         if fixed is not None and self.asked != (fixed,):
             raise ValueError(f"pattern {self.options.pattern} has a sparsity of its own, {fixed:g}; leave sparsity out")
         for sparsity in self.asked:
@@ -131,7 +132,7 @@ def _gradual(settings: PruningSettings, model: nn.Module, method: str, sparsity:
         schedule = SCHEDULES[settings.schedule](0.0, sparsity, settings.steps)
     options = vars(replace(settings.options, method=method, seed=settings.seed, progress=False))
     pruner = GradualPruner(model, task.loss, batches, schedule, optimizer=optimizer, reset_momentum=True, **options)
-    each, total = settings.epochs * batches.count(), len(schedule)
+    each, total = settings.epochs * len(batches), len(schedule)
     loop = TrainingLoop(task, model, run.device, optimizer, total * each, settings.seed)
     run.begin(total, lambda: loop.done / each, loop=loop, pruner=pruner)
     while loop.done < loop.total:

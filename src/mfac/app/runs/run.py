@@ -111,6 +111,13 @@ def check_settings(settings: "Settings", counts: tuple[str, ...], **several: tup
             raise ValueError(f"{name} must be 1 or more, not {value}")
 
 
+def refuse(settings: "Settings", when: bool, names: tuple[str, ...], reason: str) -> None:
+    """Raises ValueError `when` settings that are not at their defaults would have no effect."""
+    changed = [name for name in names if getattr(settings, name) != getattr(type(settings), name)]
+    if when and changed:
+        raise ValueError(f"{', '.join(changed)}: {reason}")
+
+
 def _describe(task: Task, settings: "Settings", command: str, model: nn.Module, device: torch.device) -> Record:
     found = importlib.util.find_spec(task.source) if task.source and not task.source.endswith(".py") else None
     files = {"the task": found.origin if found else task.source, "the checkpoint": settings.checkpoint}

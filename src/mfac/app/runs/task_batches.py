@@ -29,21 +29,26 @@ class TaskBatches:
         generator = getattr(batches, "generator", None)
         if isinstance(generator, torch.Generator):
             generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
+        is_empty = True
         for batch in batches:
+            is_empty = False
             self.on_batch()
             yield move(batch, self._device)
+        self._check(is_empty)
 
-    def count(self) -> int:
-        """The number of batches in one pass; ValueError if there are none."""
+    def __len__(self) -> int:
         batches = self._task.train_batches()
         try:
             found = len(batches)  # type: ignore[arg-type]
         except TypeError:
             with seeded(0):
                 found = sum(1 for _ in batches)
-        if not found:
-            raise ValueError(f"train_batches() of {self._task.name} returned no batches; at least one is required")
+        self._check(found == 0)
         return found
+
+    def _check(self, is_empty: bool) -> None:
+        if is_empty:
+            raise ValueError(f"train_batches() of {self._task.name} returned no batches; each call must return some")
 
 
 def epochs(batches: Iterable[Any], seed: int, epoch: int = 0, skip: int = 0) -> Iterator[tuple[int, int, Any]]:
@@ -62,8 +67,6 @@ def epochs(batches: Iterable[Any], seed: int, epoch: int = 0, skip: int = 0) -> 
             drawn += 1
             if current > epoch or drawn > skip:
                 yield current, drawn, found[0]
-        if not drawn:
-            raise ValueError("train_batches() returned no batches; at least one is required")
 
 
 TRAIN_BATCHES = 8  # for the loss of a task without held-out batches

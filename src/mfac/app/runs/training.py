@@ -14,10 +14,11 @@ from torch.optim import Optimizer
 
 from mfac.app.runs.environment import process_peak_bytes
 from mfac.app.runs.folder import Record, save_weights
-from mfac.app.runs.run import Run, build_model, check_settings
+from mfac.app.runs.run import Run, build_model, check_settings, refuse
 from mfac.app.runs.task_batches import TaskBatches, epochs, finite, measure
 from mfac.app.tasks import Task
 from mfac.full_matrix_adam import ADAM_LR, ORTHOGONAL_LR, FullMatrixAdam
+from mfac.gradients.collect import check_dependence
 from mfac.gradients.model_state import random_state, set_random_state
 from mfac.optimizer import MFAC
 from mfac.windows.int8 import Int8
@@ -106,11 +107,12 @@ class TrainingSettings:
     def check(self, task: Task, model: nn.Module) -> None:
         names = tuple(optimizer.name for optimizer in self.optimizers)
         check_settings(self, ("epochs", "steps", "eval_every"), optimizer=names, seed=self.seeds)
+        refuse(self, self.steps is not None, ("epochs",), "steps say how long to train; leave one of them out")
         for optimizer in self.optimizers:
             make_optimizer(optimizer, task, model)
 
     def carry_out(self, run: Run, model: nn.Module) -> None:
-        every = max(1, self.steps // 10) if self.steps else TaskBatches(run.task, run.device).count()
+        every = max(1, self.steps // 10) if self.steps else len(TaskBatches(run.task, run.device))
         for seed, optimizer in product(self.seeds, self.optimizers):
             facts = {"label": optimizer.name, "optimizer": optimizer.name, "seed": seed}
             work = partial(self._train, optimizer, seed, self.steps or self.epochs * every, every)
@@ -192,6 +194,7 @@ class TrainingLoop:
         loss = self.task.scalar_loss(self.model, batch)
         self.losses.append(finite(float(loss.detach())))
         if not self.is_diverged:
+            check_dependence(loss)
             loss.backward()
             self.optimizer.step()
         self.seconds.append((self.seconds[-1] if self.seconds else 0.0) + time.perf_counter() - began)

@@ -6,6 +6,7 @@ import importlib
 import importlib.machinery
 import importlib.util
 import inspect
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -96,15 +97,15 @@ def write_template(path: Path, force: bool = False) -> None:
     text = Path(__file__).with_name("digits.py").read_text(encoding="utf-8")
     text = text.replace("from mfac.gradients import", "from mfac import")
     for command in ("plan", "prune", "train"):
-        text = text.replace(f"mfac {command} digits", f"mfac {command} {path}", 1)
+        text = text.replace(f"mfac {command} digits", f"mfac {command} {shlex.quote(str(path))}", 1)
     path.write_text(text, encoding="utf-8")
 
 
 def _import_file(path: Path) -> ModuleType:
-    if not path.exists():
-        raise TaskError(f"there is no file {path}; `mfac init {path}` writes a task file to start from")
     if path.is_dir() or path.suffix != ".py":
         raise TaskError(f"{path} is a folder or does not end in .py; a task is {KINDS}")
+    if not path.exists():
+        raise TaskError(f"there is no file {path}; `mfac init {shlex.quote(str(path))}` writes one to start from")
     loader = importlib.machinery.SourceFileLoader(f"mfac_task_{path.stem}", str(path.resolve()))
     module = ModuleType(loader.name)
     module.__file__ = loader.path
