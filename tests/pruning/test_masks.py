@@ -77,6 +77,15 @@ def test_applying_to_a_tied_weight_by_either_name():
         assert not model.head.weight[~mask].count_nonzero()
 
 
+def test_two_masks_of_a_tied_weight_that_differ():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    mask = torch.eye(3).bool()
+    apply_masks(model, {"0.weight": mask, "1.weight": mask})
+    with unchanged(model), pytest.raises(ValueError, match=r"'1.weight' is another name of a weight whose mask"):
+        apply_masks(model, {"0.weight": mask, "1.weight": ~mask})
+
+
 def test_masks_from_zeros_leaves_biases_alone():
     model = mlp().model
     masks = some_masks(model)

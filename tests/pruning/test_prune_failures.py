@@ -36,7 +36,13 @@ BAD = [
     ({"order": "greedy", "method": "magnitude"}, 'order="greedy" requires method="mfac" without a pattern'),
     ({"method": "kfac"}, "not 'kfac'; other methods are baselines under experiments/"),
     ({"damping": "auto", "rows_dir": "."}, 'needs a block_size .* and a number as damping; .* memory="4GB"'),
-    ({"bn_batches": []}, "the model has no batch norm"),
+    ({"bn_batches": []}, "the model has no batch norm.*leave out bn_batches, or recalibrate"),
+    ({"recalibrate": True}, "the model has no batch norm.*leave out bn_batches, or recalibrate"),
+    ({"recalibrate": None}, 'recalibrate must be "auto", True, False or batches, not None'),
+    ({"damping": None}, "damping must be a positive number, not None"),
+    ({"damping": float("inf")}, "damping must be positive and finite, not inf"),
+    ({"seed": 1.5}, "seed must be an int or None, not 1.5"),
+    ({"masks": {"0.weight": torch.rand(7, 5)}}, "has other values than True or 1"),
     ({"masks": {"0.weight": torch.ones(3)}}, "needs a bool tensor of shape"),
 ]  # fmt: skip
 
@@ -141,7 +147,7 @@ def test_batch_norm_that_fails_is_put_back():
         quick(case, 0.5, bn_batches=[torch.randn(2, 3, 8, 8), torch.randn(2, 4, 8, 8)])
     assert [module.training for module in case.model.modules()] == flags
     assert case.model[1].momentum == 0.1
-    with unchanged(case.model), pytest.raises(ValueError, match="bn_batches gave no batch"):
+    with unchanged(case.model), pytest.raises(ValueError, match="no batch for batch norm has more than one sample"):
         quick(case, 0.5, bn_batches=[])
 
 
@@ -149,6 +155,20 @@ def test_memory_that_is_not_there(monkeypatch):
     monkeypatch.setattr("mfac.gradients.collect.available_memory", lambda device: 100)
     with pytest.raises(MemoryError, match="for prune the way to disk is rows_dir"):
         quick(mlp(), 0.5)
+
+
+@pytest.mark.parametrize("fisher", ["empirical", "gauss-newton"])
+def test_losses_that_are_no_scalar_or_do_not_depend_on_the_weights(fisher):
+    case, options = mlp(), {"output_fn": lambda model, batch: model(batch[0])} if fisher == "gauss-newton" else {}
+    for loss_fn, message in (
+        (lambda model, batch: model(batch[0]).logsumexp(1), r"must return a scalar tensor, .* shape \(6,\); reduce it"),
+        (lambda model, batch: (case.loss_fn(model, batch), 0), "must return a scalar tensor, it returned tuple"),
+        (lambda model, batch: case.loss_fn(model, batch).item(), "must return a scalar tensor, it returned float"),
+    ):
+        with unchanged(case.model), pytest.raises(ValueError, match=message):
+            prune(case.model, loss_fn, [case.batch], 0.5, fisher=fisher, **options)
+    with unchanged(case.model), pytest.raises(ValueError, match="the loss does not depend on any trainable parameter"):
+        prune(case.model, lambda model, batch: case.loss_fn(model, batch).detach(), [case.batch], 0.5)
 
 
 def test_losses_and_models_that_cannot_be_pruned():

@@ -312,6 +312,102 @@ def test_weights_that_are_computed_from_other_parameters_are_refused(kind):
         mfac.prune(model, LOSS, batches, 0.5)
 
 
+class OneByOne(nn.Module):
+    """Calls its layers on samples without a dimension for them."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x):
+        return torch.stack([self.layers(sample) for sample in x])
+
+
+class Doubled(OneByOne):
+    """Calls its layers with two samples for each, and the last one again with one."""
+
+    def forward(self, x):
+        first, second = self.layers(torch.cat((x, -x))).chunk(2)
+        return first - second + self.layers(x)
+
+
+class Summed(OneByOne):
+    """The same in calls of as many samples as there are."""
+
+    def forward(self, x):
+        return self.layers(x) - self.layers(-x) + self.layers(x)
+
+
+def images_one_by_one():
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh(), nn.Flatten(-3), nn.Linear(64, 3))
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "odd", "plain"),
+    [
+        (MODELS["linear"], (6,), OneByOne, nn.Sequential),
+        (images_one_by_one, (2, 6, 6), OneByOne, nn.Sequential),
+        (MODELS["linear"], (6,), Doubled, Summed),
+    ],
+    ids=["linear", "convolution", "doubled"],
+)
+def test_layers_that_see_other_batches_than_the_model_are_measured_by_their_gradients(make, shape, odd, plain):
+    torch.manual_seed(0)
+    layers = make().double()
+    batches = [(torch.randn(8, *shape).double(), torch.randint(3, (8,))) for _ in range(3)]
+    found = []
+    for wrap in (odd, plain):
+        model = wrap(copy.deepcopy(layers))
+        options = {"fisher": "empirical", "update": "joint", "recomputations": 2, "refit": False}
+        mfac.prune(model, LOSS, batches, 0.5, **options)
+        found.append(list(model.parameters()))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+class Flattened(Tokens):
+    """Its tokens are samples to the first layer."""
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.inner(x.flatten(0, 1))).unflatten(0, x.shape[:2]).mean(1))
+
+
+def test_tokens_that_are_flattened_into_samples_have_the_same_scale():
+    found = []
+    for make in (Tokens, Flattened):
+        torch.manual_seed(0)
+        model = make().double()
+        batches = [(torch.randn(8, 4, 5).double(), torch.randint(3, (8,))) for _ in range(3)]
+        mfac.prune(model, LOSS, batches, 0.5, fisher="empirical", update="joint", recomputations=2, refit=False)
+        found.append(list(model.parameters()))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("options", [{}, {"fisher": "empirical"}, {"update": "obs"}, {"prior": "kron"}])
+def test_weights_without_a_gradient_are_removed_first(options):
+    model, batches = problem("linear")
+    model.register_module("spare", nn.Linear(4, 4))
+    forward = model.__class__.forward
+    model.forward = lambda x: forward(nn.Sequential(*list(model)[:3]), x)
+    result = mfac.prune(model, LOSS, batches, 16 / 97, recomputations=2, refit=False, **options)
+    assert result.masks["spare.weight"].sum() == 1  # the floor
+    assert result.num_removed == 16
+    assert result.predicted_increase < 0.1
+
+
+def test_batches_whose_labels_are_all_ignored_add_nothing():
+    found = []
+    for ignored in (False, True):
+        model, batches = problem("linear", 48)
+        if ignored:
+            batches.append((batches[0][0], torch.full((8,), -100)))
+        options = {"update": "joint", "recomputations": 1, "damping": 1e-3 * 6 / len(batches)}
+        result = mfac.prune(model, LOSS, batches, 0.5, **options)
+        found.append(result.masks)
+    assert same(*found)
+
+
 @pytest.mark.parametrize("how", ["auto", True, False, "by other batches"])
 def test_batch_norm_is_recalibrated_once_at_the_end(how):
     torch.manual_seed(0)
@@ -325,3 +421,20 @@ def test_batch_norm_is_recalibrated_once_at_the_end(how):
     assert torch.equal(model[1].running_mean, before) == (not how)
     assert model[1].momentum == 0.1
     assert not model.training
+
+
+@pytest.mark.parametrize("refit", [False, True])
+def test_a_single_sample_without_a_variance_is_left_out_and_unused_statistics_stay(refit):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).double()
+    model[1].spare = nn.BatchNorm1d(5)
+    model[1].spare(torch.randn(9, 5))
+    spare = state_of(model[1].spare)
+    batches = [(torch.randn(count, 6).double(), torch.randint(3, (count,))) for count in (1, 8, 8, 1, 8)]
+    mfac.prune(model, LOSS, batches, 0.5, recomputations=1, num_grads=5, refit=refit)
+    means = [model[0](x).mean(0) for x, _ in batches if len(x) > 1]
+    torch.testing.assert_close(model[1].running_mean, sum(means) / 3)
+    for name in ("running_mean", "running_var"):
+        assert torch.equal(getattr(model[1].spare, name), spare[name])
+    with pytest.raises(ValueError, match="no batch for batch norm has more than one sample"):
+        mfac.prune(model, LOSS, batches[:1], 0.6, recomputations=1, refit=False)

@@ -52,6 +52,7 @@ def test_divergences_are_those_of_the_distributions():
     p, q = (x.softmax(1)[labels == 0] for x in (aim, z))
     expected = (p * (p / q).log()).sum(1).mean()
     torch.testing.assert_close(divergence(SOFTMAX, model, dense, (inputs, labels), 0), expected)
+    assert divergence(SOFTMAX, model, dense, (inputs, torch.full_like(labels, -100)), 0) == 0
     p, q = aim.sigmoid(), z.sigmoid()
     expected = (p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()).mean()
     sigmoid = mfac.criterion_loss(nn.BCEWithLogitsLoss())

@@ -75,7 +75,7 @@ def masks_from_zeros(model: nn.Module) -> dict[str, Tensor]:
     return {name: mask for name, mask in kept.items() if not bool(mask.all())}
 
 
-def matched_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def matched_masks(model: nn.Module, masks: Mapping[Any, Tensor]) -> dict[str, Tensor]:
     """The masks as bool tensors under the model's own names; raises ValueError if one does not fit."""
     own = {id(parameter): name for name, parameter in model.named_parameters()}
     return {own[id(parameter)]: mask for _, parameter, mask in _matched(model, masks)}
@@ -193,7 +193,7 @@ def _masks_of_mapping(entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {plain_name(key.removesuffix("_mask")): as_mask(key, entries[key]).clone() for key in paired or entries}
 
 
-def _matched(model: nn.Module, masks: Mapping[str, Tensor]) -> list[tuple[str, Tensor, Tensor]]:
+def _matched(model: nn.Module, masks: Mapping[Any, Tensor]) -> list[tuple[Any, Tensor, Tensor]]:
     """(name, parameter, mask) of each mask, all checked before any is used."""
     if not masks:
         raise ValueError("masks is empty; give at least one {name: bool tensor}")

@@ -23,6 +23,7 @@ from mfac.pruning.weights import LayerCall, MaskedWeights, Weight, uses_of
 DAMPING = 1e-2  # of the mean diagonal of a weight
 LARGEST = 1 << 28  # bytes of a layer's blocks that are mixed with a prior; beyond it, there is the prior alone
 LARGEST_OVER_TOKENS = 1 << 26  # where blocks gain less over the prior, and take as long
+UNUSED = 1e-30  # damping of a weight without a gradient, so that it costs less than any other
 TOLERANCE = 0.05  # of a weight's gradient: layers that use their weights otherwise than they should are far beyond it
 COPIES = 4  # of a block in float64: its sum, its factor, and two in the making
 
@@ -162,9 +163,10 @@ class RowFisher:
                 part.start(self._rows(name), dtype, device)
         with self.ranks.together("measuring"):
             layers = [name for name in shapes if name in self._by_layer]
-            for uses, _ in self._backward([self.weights.layers[name] for name in layers]):
+            backward = self._backward([self.weights.layers[name] for name in layers])
+            for (uses, _), batch in zip(backward, self.batches, strict=False):
                 for name in layers:
-                    self._add(sums[name], uses[name], squares[name], priors.get(name))
+                    self._add(sums[name], uses[name], squares[name], priors.get(name), num_samples(batch))
             self._add_others([part for part in parts if part.weight.name not in self._by_layer], squares)
         for name, found in sums.items():
             divisor = self._num_batches if name in self._by_layer else self._samples
@@ -174,7 +176,7 @@ class RowFisher:
             mean = float(diagonal[self._index[name] < self.layout.dim].mean())
             if not math.isfinite(mean):
                 raise RuntimeError(f"the gradients of {name} are not finite; check the loss and the batches")
-            self.dampings[name] = self.damping or DAMPING * mean or 1.0  # without a gradient nothing is costly
+            self.dampings[name] = self.damping or DAMPING * mean or UNUSED
             kept = found if isinstance(found, TokenSums) else None
             self._known[name] = Known(self.dampings[name], divisor, priors.get(name), kept)
 
@@ -191,7 +193,7 @@ class RowFisher:
                 drawn = self.collection.drawn(placed(batch, device), [seed])
                 for calls in uses.values():  # drawing may have called the model
                     calls.clear()
-                loss = self.collection.loss(self.weights.model, drawn)
+                loss = self.collection.differentiable_loss(drawn)
                 every = [call for calls in uses.values() for call in calls]
                 wanted: Any = (*(call.output for call in every), *also)  # not the weights, which would cost more
                 gradients = torch.autograd.grad(loss, wanted, allow_unused=True) if wanted else ()
@@ -206,7 +208,7 @@ class RowFisher:
         for uses, gradients in self._backward(weights, [weight.tensor for weight in weights]):
             for weight, gradient in zip(weights, gradients, strict=True):
                 calls = uses[weight.name]
-                if gradient is not None and calls:
+                if gradient is not None and len({len(call.x) for call in calls}) == 1:
                     true = weight.by_output(gradient)
                     error = sum((use.gradient() for use in calls), -true)
                     if float(error.norm()) <= TOLERANCE * float(true.norm()):
@@ -224,11 +226,11 @@ class RowFisher:
 
     def _add(
         self, sums: Part | TokenSums, calls: Sequence[LayerCall], squares: Float[Tensor, "outputs inputs"],
-        prior: Prior | None,
+        prior: Prior | None, samples: int,
     ) -> None:  # fmt: skip
         """Adds the rows of a batch, and their squares."""
         is_mean = self.collection.fisher != "gauss-newton"  # whose rows have the weights of the mean already
-        root = len(calls[0].x) ** 0.5 if is_mean and calls else 1.0
+        root = samples**0.5 if is_mean else 1.0
         if prior is not None:
             prior.add(calls, root)
             if prior.share == 1:
