@@ -143,6 +143,13 @@ def test_a_mask_by_the_second_name_of_a_tied_weight():
     assert not (result.masks["embed.weight"] & ~mask).any()
 
 
+def test_a_parameter_without_entries_is_no_target():
+    case = mlp()
+    case.model.register_parameter("nothing", torch.nn.Parameter(torch.zeros(0, 5)))
+    result = prune(case.model, case.loss_fn, [case.batch], 0.5, recomputations=2)
+    assert result.targets == ("0.weight", "2.weight")
+
+
 def test_a_loader_over_an_iterable_has_no_length():
     class Samples(IterableDataset):
         def __iter__(self):

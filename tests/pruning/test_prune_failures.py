@@ -7,6 +7,7 @@ from pruning_cases import PAPER, quick, zeros
 from states import same, state_of, unchanged
 from torch import nn
 
+from mfac import criterion_loss
 from mfac.pruning import Pruner, PruningOptions, prune
 from mfac.pruning.weights import MaskedWeights
 
@@ -169,6 +170,22 @@ def test_losses_that_are_no_scalar_or_do_not_depend_on_the_weights(fisher):
             prune(case.model, loss_fn, [case.batch], 0.5, fisher=fisher, **options)
     with unchanged(case.model), pytest.raises(ValueError, match="the loss does not depend on any trainable parameter"):
         prune(case.model, lambda model, batch: case.loss_fn(model, batch).detach(), [case.batch], 0.5)
+
+
+def test_samples_that_cannot_be_told_apart():
+    class Sequences(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.head = nn.GRU(5, 4), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.head(self.inner(x)[0][-1])
+
+    torch.manual_seed(0)
+    loss, batches = criterion_loss(nn.CrossEntropyLoss()), [(torch.randn(7, 6, 5), torch.randint(3, (6,)))]
+    with pytest.raises(ValueError, match=r"share their first dimension, .* \[6, 7\]; .* an int as block_size"):
+        prune(Sequences(), loss, batches, 0.5)
+    assert prune(Sequences(), loss, batches, 0.5, block_size=16, num_grads=4).sparsity == 0.5
 
 
 def test_losses_and_models_that_cannot_be_pruned():

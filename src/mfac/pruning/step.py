@@ -121,15 +121,15 @@ class Pruner:
             if norm_batches and not running_norms(model):
                 found = "the model has no batch norm with running statistics"
                 raise ValueError(f"{found}; leave out bn_batches, or recalibrate")
-            if masks:
-                apply_masks(model, {**self.weights.other_masks, **self.weights.masks})
-            self._dense = copied(model) if refits else None
         if ranks.size > 1:
             shared = {"sparsity": sparsity} | {name: getattr(options, name) for name in SHARED}
             check_ranks(ranks, collection, shared | {"bn_batches": options.bn_batches is not None})
             for buffer in model.buffers():  # running statistics differ after training under DDP
                 ranks.from_first_(buffer)
         self.result = PruningResult({**self.weights.other_masks, **self.weights.masks}, tuple(self.weights.targets))
+        if masks:
+            apply_masks(model, self.result.masks)
+        self._dense = copied(model) if refits else None
 
     @property
     def total(self) -> int:

@@ -93,7 +93,7 @@ def restored_on_error(tensors: Sequence[Tensor]) -> Iterator[None]:
 
 def choose_targets(model: nn.Module, targets: Names = None, ignore: Names = None) -> dict[str, Tensor]:
     """{name: parameter}, in the model's order; tied weights once. Raises ValueError if there is nothing to prune."""
-    named = {name: tensor for name, tensor in model.named_parameters() if tensor.is_floating_point()}
+    named = {name: p for name, p in model.named_parameters() if p.is_floating_point() and p.numel()}
     every = {name: tensor for name, tensor in named.items() if targets is not None or tensor.requires_grad}
     if targets is None:
         kinds = nn.Embedding | nn.EmbeddingBag
