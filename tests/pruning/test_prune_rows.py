@@ -52,7 +52,8 @@ def problem(name, count=24):
     torch.manual_seed(0)
     model = (Tokens() if name == "tokens" else MODELS[name]()).double()
     shape = SHAPES.get(name, (2, 6, 6))
-    return model, [(torch.randn(8, *shape).double(), torch.randint(3, (8,))) for _ in range(count // 8)]
+    sizes = [8] * (count // 8) + [count % 8] * (count % 8 > 0)
+    return model, [(torch.randn(size, *shape).double(), torch.randint(3, (size,))) for size in sizes]
 
 
 def dense_rows(model, batches, name):
@@ -63,7 +64,7 @@ def dense_rows(model, batches, name):
     return torch.stack(rows).flatten(2)
 
 
-@pytest.mark.parametrize("count", [8, 40])  # fewer rows than weights in a block, and more
+@pytest.mark.parametrize("count", [8, 41])  # fewer rows than weights in a block, and more; a last batch of one
 @pytest.mark.parametrize("name", MODELS)
 def test_one_step_is_joint_removal_by_dense_matrices_of_each_output(name, count):
     model, batches = problem(name, count)
@@ -84,6 +85,21 @@ def test_one_step_is_joint_removal_by_dense_matrices_of_each_output(name, count)
     each = torch.cat(scores)
     assert each[removed].max() <= each[~removed].min()
     assert result.predicted_increase == pytest.approx(predicted, rel=1e-6)
+
+
+@pytest.mark.parametrize("fisher", ["empirical", "gauss-newton"])
+def test_samples_count_alike_in_batches_of_any_size(fisher):
+    """With one output of a squared error, signs do not matter."""
+    torch.manual_seed(0)
+    data, found = (torch.randn(40, 6).double(), torch.randn(40, 1).double()), []
+    dense = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 1)).double()
+    for sizes in ([40], [1, 31, 8]):
+        model, batches = copy.deepcopy(dense), list(zip(*(part.split(sizes) for part in data), strict=True))
+        options = {"fisher": fisher, "update": "joint", "num_grads": len(sizes), "recomputations": 1}
+        mfac.prune(model, mfac.criterion_loss(nn.MSELoss()), batches, 0.5, refit=False, **options)
+        found.append(list(model.parameters()))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_tokens_are_rows_of_their_own_and_damping_is_relative():

@@ -58,7 +58,6 @@ class RowFisher:
         places = {name: self.weights.layers[name].by_output(index) - 1 for name, index in by_name}
         self._index = {name: torch.where(index < 0, d, index) for name, index in places.items()}
         self._samples = sum(self.ranks.tell(sum(map(num_samples, self.batches))))
-        self._num_batches = sum(self.ranks.tell(len(self.batches)))
         with self.ranks.together("finding the layers"):
             self._by_layer = self._understood()
         with_prior = [name for name in self._by_layer if self.prior and self._can_have_prior(name)]
@@ -169,16 +168,15 @@ class RowFisher:
                     self._add(sums[name], uses[name], squares[name], priors.get(name), num_samples(batch))
             self._add_others([part for part in parts if part.weight.name not in self._by_layer], squares)
         for name, found in sums.items():
-            divisor = self._num_batches if name in self._by_layer else self._samples
             if name in priors:
-                priors[name].finish(divisor, self.ranks)
-            diagonal = priors[name].diagonal if name in self._alone else self.ranks.sum_(squares[name]) / divisor
+                priors[name].finish(self._samples, self.ranks)
+            diagonal = priors[name].diagonal if name in self._alone else self.ranks.sum_(squares[name]) / self._samples
             mean = float(diagonal[self._index[name] < self.layout.dim].mean())
             if not math.isfinite(mean):
                 raise RuntimeError(f"the gradients of {name} are not finite; check the loss and the batches")
             self.dampings[name] = self.damping or DAMPING * mean or UNUSED
             kept = found if isinstance(found, TokenSums) else None
-            self._known[name] = Known(self.dampings[name], divisor, priors.get(name), kept)
+            self._known[name] = Known(self.dampings[name], self._samples, priors.get(name), kept)
 
     def _backward(
         self, weights: Sequence[Weight], also: Sequence[Tensor] = ()
@@ -228,9 +226,8 @@ class RowFisher:
         self, sums: Part | TokenSums, calls: Sequence[LayerCall], squares: Float[Tensor, "outputs inputs"],
         prior: Prior | None, samples: int,
     ) -> None:  # fmt: skip
-        """Adds the rows of a batch, and their squares."""
-        is_mean = self.collection.fisher != "gauss-newton"  # whose rows have the weights of the mean already
-        root = samples**0.5 if is_mean else 1.0
+        """Adds the rows of a batch, and their squares; of single samples, not of their mean."""
+        root = samples**0.5 if self.collection.fisher == "gauss-newton" else float(samples)
         if prior is not None:
             prior.add(calls, root)
             if prior.share == 1:
