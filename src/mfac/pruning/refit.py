@@ -64,14 +64,18 @@ def refit(
     given = [move(batch, device) for batch in batches]
     if not given:
         raise ValueError("batches is empty; at least one batch is needed")
-    if dense is model:
-        raise ValueError("dense is the model itself; keep a copy.deepcopy of it from before pruning, and pass that")
+    trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    if not trained:
+        raise ValueError("the model has no trainable parameter; call requires_grad_(True) on those to refit")
+    if not trained.isdisjoint(map(id, dense.parameters())):
+        found = "dense is the model itself, or shares its weights"
+        raise ValueError(f"{found}; keep a copy.deepcopy of it from before pruning, and pass that")
     norms = running_norms(model)
     with restored_on_error([*model.parameters(), *model.buffers()]):
         with evaluation(dense), evaluation(model):
             for norm in norms:
                 norm.train()
-            optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr)
+            optimizer = torch.optim.Adam(model.parameters(), lr)  # leaves frozen ones, which have no gradient
             total, reading = passes * len(given), ready.reading(dense, given[0])
             scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / total)
             with attach_masks(optimizer, masks, model):
@@ -138,8 +142,8 @@ def _descend(
             loss = loss_of(batch)
             loss.backward()
             optimizer.step()
+            scheduler.step()
             found.append(loss.detach())
-        scheduler.step()
     if not found:
         raise ValueError("no batch has more than one sample, which batch norm needs; pass larger ones")
     mean = float(torch.stack(found).mean())
