@@ -100,6 +100,11 @@ def test_targets_and_ignore_by_name_and_pattern():
     assert quick(tied(), 0.5, targets=["head.weight"]).targets == ("embed.weight",)
 
 
+def test_a_target_can_be_the_parameter_itself():
+    case = mlp()
+    assert quick(case, 0.3, targets=case.model[2].weight).targets == ("2.weight",)
+
+
 def test_sparsities_by_layer():
     result = quick(mlp(), {"0.weight": 0.2, "re:^2": 0.8}, ignore="2.bias")
     assert result.layer_sparsity == {"0.weight": pytest.approx(7 / 35), "2.weight": pytest.approx(17 / 21)}

@@ -20,6 +20,7 @@ BAD = [
     ({"sparsity": {"0.wieght": 0.5}}, "targets: '0.wieght' matches no parameter of the model; did you mean '0.weight'"),
     ({"sparsity": {"0.weight": 0.5}, "targets": "2.weight"}, "leave targets out"),
     ({"targets": [3]}, "takes names, 're:...' patterns and tensors, not int"),
+    ({"targets": 3}, "takes names, 're:...' patterns and tensors, not int"),
     ({"ignore": "re:."}, "there is nothing to prune"),
     ({"update": "exact"}, "update must be one of 'auto', 'joint', 'obs', 'none', not 'exact'"),
     ({"scope": "row"}, "scope must be one of 'global', 'layer', not 'row'"),

@@ -113,7 +113,7 @@ def choose_targets(model: nn.Module, targets: Names = None, ignore: Names = None
 def matching_ids(model: nn.Module, items: str | Iterable[str], argument: str) -> set[int]:
     """The ids of the parameters that names and patterns stand for; a tied weight answers to each of its names."""
     known = parameters_by_name(model)
-    each = [items] if isinstance(items, str) else items
+    each = items if isinstance(items, Iterable) and not isinstance(items, str | Tensor) else [items]
     return {id(tensor) for item in each for tensor in matching(item, known, argument, "the model").values()}
 
 
