@@ -48,8 +48,8 @@ def save_compact(
     """Writes a model's state without the removed weights, completely or not at all.
 
     A tensor with a mask, or one that gets smaller by it, is packed into values and bits; the others are stored as they
-    are. All are read back bit for bit, but for the sign of removed zeros. Without masks, the nonzero weights of tensors of two or more dimensions are
-    kept. `model` may be a state_dict.
+    are. All are read back bit for bit, but for the sign of removed zeros. Without masks, the nonzero weights of tensors
+    of two or more dimensions are kept. `model` may be a state_dict.
 
     Raises:
         ValueError: a mask fits no tensor, or removes a weight that is not zero (which would be lost).
