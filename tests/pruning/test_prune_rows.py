@@ -102,6 +102,30 @@ def test_samples_count_alike_in_batches_of_any_size(fisher):
         torch.testing.assert_close(one, other)
 
 
+class Bypassed(nn.Sequential):
+    """Does not call its first layer, whose weight has gradients of single samples."""
+
+    def forward(self, x):
+        return self[1](torch.tanh(F.linear(x, self[0].weight, self[0].bias)))
+
+
+@pytest.mark.parametrize("fisher", ["empirical", "gauss-newton"])
+@pytest.mark.parametrize("make", [nn.Sequential, Bypassed])
+def test_a_summed_loss_has_the_fisher_matrix_of_a_batch(fisher, make):
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 5).double(), *([nn.Tanh()] if make is nn.Sequential else []), nn.Linear(5, 1).double()]
+    x, y = torch.randn(24, 6).double(), torch.randn(24, 1).double()
+    found = []
+    for reduction, size in (("mean", 24), ("sum", 8)):
+        model = make(*copy.deepcopy(layers))
+        batches = list(zip(x.split(size), y.split(size), strict=True))
+        options = {"fisher": fisher, "update": "joint", "targets": "0.weight", "num_grads": len(batches)}
+        loss = mfac.criterion_loss(nn.MSELoss(reduction=reduction))
+        found.append(mfac.prune(model, loss, batches, 0.5, recomputations=1, refit=False, **options))
+    assert found[1].damping == pytest.approx(8 * found[0].damping)
+    assert found[1].predicted_increase == pytest.approx(8 * found[0].predicted_increase)
+
+
 def test_tokens_are_rows_of_their_own_and_damping_is_relative():
     model, batches = problem("tokens")
     dense = copy.deepcopy(model)

@@ -57,7 +57,10 @@ class RowFisher:
         by_name = self.layout.unflatten(torch.arange(1, d + 1, device=self.layout.device)).items()
         places = {name: self.weights.layers[name].by_output(index) - 1 for name, index in by_name}
         self._index = {name: torch.where(index < 0, d, index) for name, index in places.items()}
-        self._samples = sum(self.ranks.tell(sum(map(num_samples, self.batches))))
+        count = sum(map(num_samples, self.batches))
+        self._samples = sum(self.ranks.tell(count))
+        reduction = getattr(getattr(self.collection.loss_fn, "criterion", None), "reduction", "mean")
+        self._summed = (count / len(self.batches)) ** 0.5 if reduction == "sum" else None  # F is that of a batch's loss
         with self.ranks.together("finding the layers"):
             self._by_layer = self._understood()
         with_prior = [name for name in self._by_layer if self.prior and self._can_have_prior(name)]
@@ -227,7 +230,7 @@ class RowFisher:
         prior: Prior | None, samples: int,
     ) -> None:  # fmt: skip
         """Adds the rows of a batch, and their squares; of single samples, not of their mean."""
-        root = samples**0.5 if self.collection.fisher == "gauss-newton" else float(samples)
+        root = self._summed or (samples**0.5 if self.collection.fisher == "gauss-newton" else float(samples))
         if prior is not None:
             prior.add(calls, root)
             if prior.share == 1:
@@ -253,7 +256,7 @@ class RowFisher:
                     own = rows[:, slots[part.weight.name]]
                     places = torch.arange(own.shape[1], device=own.device).view(part.weight.tensor.shape)
                     G = F.pad(own, (0, 1))[:, part.weight.by_output(places, -1)]
-                    self._add_samples(part, G, squares[part.weight.name])
+                    self._add_samples(part, G * (self._summed or 1.0), squares[part.weight.name])
 
     def _add_samples(self, part: Part, G: Float[Tensor, "rows outputs inputs"], squares: Tensor) -> None:
         squares += G.square().sum(0)
