@@ -117,8 +117,8 @@ class Pruner:
             refits = options.refits if method is None else options.refit is True
             if refits:  # before anything is done
                 ready_loss(loss_fn, options.output_fn, "refit=True")
-            norm_batches = options.bn_batches is not None or options.recalibrate not in ("auto", False)
-            if norm_batches and not running_norms(model):
+            automatic = options.recalibrate is False or isinstance(options.recalibrate, str)
+            if not (automatic and options.bn_batches is None) and not running_norms(model):
                 found = "the model has no batch norm with running statistics"
                 raise ValueError(f"{found}; leave out bn_batches, or recalibrate")
         if ranks.size > 1:
@@ -192,11 +192,13 @@ class Pruner:
             shapes = self.weights.masks.items()
             masks = {name: as_mask(name, state["masks"][name], mask.shape).to(mask.device) for name, mask in shapes}
             history = [StepRecord(**record) for record in state["history"]]
-            self.stream.load_state_dict(state["stream"], state["start"])
-            self._start = state["start"]
-            self._loss_batches = self.stream.peek(self.options.loss_batches)
-            self.stream.skip_to(state["stream"]["drawn"])
-            set_generator_state(self.options.bn_batches, state["bn_generator"])
+            stream = {name: state["stream"][name] for name in ("random", "generator", "drawn")}
+            start, generator = state["start"], state["bn_generator"]
+        self.stream.load_state_dict(stream, start)
+        self._start = start
+        self._loss_batches = self.stream.peek(self.options.loss_batches)
+        self.stream.skip_to(stream["drawn"])
+        set_generator_state(self.options.bn_batches, generator)
         self.weights.masks = masks
         self.result.masks.update(masks)
         self.result.history[:] = history
