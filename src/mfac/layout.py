@@ -155,7 +155,12 @@ def match_masks(masks: Mapping[Any, Tensor], known: Named, owner: str) -> list[t
     if not isinstance(masks, Mapping):
         raise ValueError(f"masks must be {{parameter or name: bool tensor}}, not {type(masks).__name__}")
     found = {key: next(iter(matching(key, known, "masks", owner).values())) for key in masks}
-    return [(key, tensor, as_mask(key, masks[key], tensor.shape)) for key, tensor in found.items()]
+    matched = [(key, tensor, as_mask(key, masks[key], tensor.shape)) for key, tensor in found.items()]
+    first: dict[int, Tensor] = {}
+    for key, tensor, mask in matched:
+        if not torch.equal(first.setdefault(id(tensor), mask).to(mask.device), mask):
+            raise ValueError(f"masks: {_label(key)} is another name of a weight whose mask differs; pass one of them")
+    return matched
 
 
 def as_mask(key: str | Tensor, mask: Tensor, shape: torch.Size | None = None) -> Tensor:

@@ -74,6 +74,7 @@ CANNOT_TELL = [
      'reduction="mean" or "sum", not "none"'),
     ("gauss-newton", {"sample_fn": print}, 'sample_fn needs fisher="sampled", output_fn that or "gauss-newton"'),
     ("gauss-newton", {"output_fn": lambda m, b: 1}, f"{NO_LOGITS} int"),
+    ("gauss-newton", {"output_fn": lambda m, b: torch.zeros(6, 1)}, rf"{NO_LOGITS} shape \(6, 1\); a softmax needs"),
 ]  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """GradualPruner: through the schedule, with masks that hold in training, and the same after any interruption."""
 
+import copy
+
 import pytest
 import torch
 from models import cross_entropy, mlp
@@ -118,6 +120,35 @@ def test_a_step_that_fails_midway_leaves_what_is_complete_and_can_be_called_agai
     assert zeros(case.model) == 56 - expected
     pruner = GradualPruner(case.model, case.loss_fn, case.batches(2), [0.8], masks=pruner.masks, **SMALL)
     assert pruner.step().sparsity == round(0.8 * 56) / 56
+
+
+def test_an_optimizer_of_other_weights_and_no_seed():
+    case = mlp()
+    for options, message in (
+        (
+            {"optimizer": torch.optim.SGD(mlp().model.parameters())},
+            "none of the 2 weights to prune is in the",
+        ),
+        ({"seed": None}, "seed must be an int, which a resumed run needs, not None"),
+        ({"targets": "0.wait"}, "'0.wait' matches no parameter"),
+    ):
+        with unchanged(case.model), pytest.raises(ValueError, match=message):
+            GradualPruner(case.model, case.loss_fn, [case.batch], [0.5], **options)
+
+
+def test_a_copy_keeps_its_own_zeros():
+    case = mlp()
+    optimizer = torch.optim.SGD(case.model.parameters(), lr=0.1, weight_decay=0.1)
+    pruner = GradualPruner(case.model, case.loss_fn, [case.batch], [0.5, 0.8], optimizer=optimizer, **SMALL)
+    pruner.step()
+    model, own, twin = copy.deepcopy((case.model, optimizer, pruner))
+    with unchanged(case.model):
+        cross_entropy(model, case.batch).backward()
+        own.step()
+        assert zeros(model) == 28
+        assert zeros(case.model) == 28
+        twin.step()
+        assert zeros(model) == round(0.8 * 56)
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,26 @@ def test_applying_to_a_tied_weight_by_either_name():
         assert not model.head.weight[~mask].count_nonzero()
 
 
+@pytest.mark.parametrize("act", [to_torch_prune, to_torch_ao])
+def test_torch_s_tools_mask_a_tied_weight_wherever_it_is_used(act):
+    model, mask = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), torch.eye(3).bool()
+    model[1].weight = model[0].weight
+    act(model, {"1.weight": mask})
+    for layer in model:
+        assert torch.equal(layer.weight != 0, mask)
+    assert len({id(p) for p in model.parameters() if p.ndim == 2}) == 1
+    assert load_masks(model).keys() == {"0.weight", "1.weight"}
+
+
+def test_two_masks_of_a_tied_weight_that_differ():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    mask = torch.eye(3).bool()
+    apply_masks(model, {"0.weight": mask, "1.weight": mask})
+    with unchanged(model), pytest.raises(ValueError, match=r"'1.weight' is another name of a weight whose mask"):
+        apply_masks(model, {"0.weight": mask, "1.weight": ~mask})
+
+
 def test_masks_from_zeros_leaves_biases_alone():
     model = mlp().model
     masks = some_masks(model)

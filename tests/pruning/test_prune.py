@@ -7,9 +7,9 @@ import torch
 from models import CASES, cnn, mlp, tied
 from pruning_cases import dense_scores, dense_update, quadratic, quick, solve, zeros
 from states import same, state_of
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from mfac.pruning import prune
+from mfac.pruning import apply_masks, prune
 from mfac.pruning.selection import Pool, step_pools
 
 MLP_WEIGHTS = 5 * 7 + 7 * 3
@@ -100,6 +100,11 @@ def test_targets_and_ignore_by_name_and_pattern():
     assert quick(tied(), 0.5, targets=["head.weight"]).targets == ("embed.weight",)
 
 
+def test_a_target_can_be_the_parameter_itself():
+    case = mlp()
+    assert quick(case, 0.3, targets=case.model[2].weight).targets == ("2.weight",)
+
+
 def test_sparsities_by_layer():
     result = quick(mlp(), {"0.weight": 0.2, "re:^2": 0.8}, ignore="2.bias")
     assert result.layer_sparsity == {"0.weight": pytest.approx(7 / 35), "2.weight": pytest.approx(17 / 21)}
@@ -116,9 +121,49 @@ def test_masks_are_taken_over_count_and_stay_zero():
     same = quick(case, 0.6, masks={dict(case.model.named_parameters())[n]: m for n, m in again.masks.items()})
     assert same.history == []
     other = torch.tensor([True, False, True])
-    result = quick(mlp(), 0.3, masks={"2.bias": other})
-    assert result.masks["2.bias"] is other
-    assert "2.bias" not in result.targets
+    for given in (lambda model: "2.bias", lambda model: model[2].bias):
+        case = mlp()
+        result = quick(case, 0.3, masks={given(case.model): other})
+        assert result.masks["2.bias"] is other
+        assert "2.bias" not in result.targets
+        assert case.model[2].bias[1] == 0
+
+
+def test_weights_that_masks_remove_are_zero_from_the_start():
+    masks = {"0.weight": torch.arange(35).view(7, 5) % 2 == 0, "2.weight": torch.ones(3, 7)}
+    zeroed, given = mlp(), mlp()
+    apply_masks(zeroed.model, masks)
+    results = [quick(case, 0.6, masks=masks) for case in (zeroed, given)]
+    assert results[0].history[0].loss_before == results[1].history[0].loss_before
+    assert same(state_of(zeroed.model), state_of(given.model))
+    case = mlp()
+    assert quick(case, 17 / 56, masks=masks).history == []
+    assert not case.model[0].weight[~masks["0.weight"]].any()
+
+
+def test_a_mask_by_the_second_name_of_a_tied_weight():
+    mask = torch.arange(54).view(9, 6) % 3 > 0
+    result = quick(tied(), 0.6, targets="head.weight", masks={"head.weight": mask})
+    assert result.masks.keys() == {"embed.weight"}
+    assert not (result.masks["embed.weight"] & ~mask).any()
+
+
+def test_a_parameter_without_entries_is_no_target():
+    case = mlp()
+    case.model.register_parameter("nothing", torch.nn.Parameter(torch.zeros(0, 5)))
+    result = prune(case.model, case.loss_fn, [case.batch], 0.5, recomputations=2)
+    assert result.targets == ("0.weight", "2.weight")
+
+
+def test_a_loader_over_an_iterable_has_no_length():
+    class Samples(IterableDataset):
+        def __iter__(self):
+            return iter(case.batch[0].unbind())
+
+    case = mlp()
+    loader = DataLoader(Samples(), batch_size=2)
+    result = prune(case.model, lambda model, x: model(x).square().mean(), loader, 0.5, recomputations=2)
+    assert result.num_removed == MLP_WEIGHTS // 2
 
 
 def test_zeros_without_a_mask_are_only_weights_that_cost_nothing():

@@ -7,6 +7,7 @@ from pruning_cases import PAPER, quick, zeros
 from states import same, state_of, unchanged
 from torch import nn
 
+from mfac import criterion_loss
 from mfac.pruning import Pruner, PruningOptions, prune
 from mfac.pruning.weights import MaskedWeights
 
@@ -19,6 +20,7 @@ BAD = [
     ({"sparsity": {"0.wieght": 0.5}}, "targets: '0.wieght' matches no parameter of the model; did you mean '0.weight'"),
     ({"sparsity": {"0.weight": 0.5}, "targets": "2.weight"}, "leave targets out"),
     ({"targets": [3]}, "takes names, 're:...' patterns and tensors, not int"),
+    ({"targets": 3}, "takes names, 're:...' patterns and tensors, not int"),
     ({"ignore": "re:."}, "there is nothing to prune"),
     ({"update": "exact"}, "update must be one of 'auto', 'joint', 'obs', 'none', not 'exact'"),
     ({"scope": "row"}, "scope must be one of 'global', 'layer', not 'row'"),
@@ -38,6 +40,11 @@ BAD = [
     ({"damping": "auto", "rows_dir": "."}, 'needs a block_size .* and a number as damping; .* memory="4GB"'),
     ({"bn_batches": []}, "the model has no batch norm"),
     ({"recalibrate": True}, "no batch norm with running statistics; drop recalibrate and bn_"),
+    ({"recalibrate": None}, 'recalibrate must be "auto", True, False or batches, not None'),
+    ({"damping": None}, "damping must be a positive number, not None"),
+    ({"damping": float("inf")}, "damping must be positive and finite, not inf"),
+    ({"seed": 1.5}, "seed must be an int or None, not 1.5"),
+    ({"masks": {"0.weight": torch.rand(7, 5)}}, "has other values than True or 1"),
     ({"masks": {"0.weight": torch.ones(3)}}, "needs a bool tensor of shape"),
 ]  # fmt: skip
 
@@ -144,7 +151,7 @@ def test_batch_norm_that_fails_is_put_back():
         quick(case, 0.5, bn_batches=[torch.randn(2, 3, 8, 8), torch.randn(2, 4, 8, 8)])
     assert [module.training for module in case.model.modules()] == flags
     assert case.model[1].momentum == 0.1
-    with unchanged(case.model), pytest.raises(ValueError, match="bn_batches gave no batch"):
+    with unchanged(case.model), pytest.raises(ValueError, match="no batch for batch norm has more than one sample"):
         quick(case, 0.5, bn_batches=[])
 
 
@@ -152,6 +159,36 @@ def test_memory_that_is_not_there(monkeypatch):
     monkeypatch.setattr("mfac.gradients.collect.available_memory", lambda device: 100)
     with pytest.raises(MemoryError, match="for prune the way to disk is rows_dir"):
         quick(mlp(), 0.5)
+
+
+@pytest.mark.parametrize("fisher", ["empirical", "gauss-newton"])
+def test_losses_that_are_no_scalar_or_do_not_depend_on_the_weights(fisher):
+    case, options = mlp(), {"output_fn": lambda model, batch: model(batch[0])} if fisher == "gauss-newton" else {}
+    for loss_fn, message in (
+        (lambda model, batch: model(batch[0]).logsumexp(1), r"must return a scalar tensor, .* shape \(6,\); reduce it"),
+        (lambda model, batch: (case.loss_fn(model, batch), 0), "must return a scalar tensor, it returned tuple"),
+        (lambda model, batch: case.loss_fn(model, batch).item(), "must return a scalar tensor, it returned float"),
+    ):
+        with unchanged(case.model), pytest.raises(ValueError, match=message):
+            prune(case.model, loss_fn, [case.batch], 0.5, fisher=fisher, **options)
+    with unchanged(case.model), pytest.raises(ValueError, match="the loss does not depend on any trainable parameter"):
+        prune(case.model, lambda model, batch: case.loss_fn(model, batch).detach(), [case.batch], 0.5)
+
+
+def test_samples_that_cannot_be_told_apart():
+    class Sequences(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.head = nn.GRU(5, 4), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.head(self.inner(x)[0][-1])
+
+    torch.manual_seed(0)
+    loss, batches = criterion_loss(nn.CrossEntropyLoss()), [(torch.randn(7, 6, 5), torch.randint(3, (6,)))]
+    with pytest.raises(ValueError, match=r"share their first dimension, .* \[6, 7\]; .* an int as block_size"):
+        prune(Sequences(), loss, batches, 0.5)
+    assert prune(Sequences(), loss, batches, 0.5, block_size=16, num_grads=4).sparsity == 0.5
 
 
 def test_losses_and_models_that_cannot_be_pruned():

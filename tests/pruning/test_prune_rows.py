@@ -52,7 +52,8 @@ def problem(name, count=24):
     torch.manual_seed(0)
     model = (Tokens() if name == "tokens" else MODELS[name]()).double()
     shape = SHAPES.get(name, (2, 6, 6))
-    return model, [(torch.randn(8, *shape).double(), torch.randint(3, (8,))) for _ in range(count // 8)]
+    sizes = [8] * (count // 8) + [count % 8] * (count % 8 > 0)
+    return model, [(torch.randn(size, *shape).double(), torch.randint(3, (size,))) for size in sizes]
 
 
 def dense_rows(model, batches, name):
@@ -63,7 +64,7 @@ def dense_rows(model, batches, name):
     return torch.stack(rows).flatten(2)
 
 
-@pytest.mark.parametrize("count", [8, 40])  # fewer rows than weights in a block, and more
+@pytest.mark.parametrize("count", [8, 41])  # fewer rows than weights in a block, and more; a last batch of one
 @pytest.mark.parametrize("name", MODELS)
 def test_one_step_is_joint_removal_by_dense_matrices_of_each_output(name, count):
     model, batches = problem(name, count)
@@ -84,6 +85,45 @@ def test_one_step_is_joint_removal_by_dense_matrices_of_each_output(name, count)
     each = torch.cat(scores)
     assert each[removed].max() <= each[~removed].min()
     assert result.predicted_increase == pytest.approx(predicted, rel=1e-6)
+
+
+@pytest.mark.parametrize("fisher", ["empirical", "gauss-newton"])
+def test_samples_count_alike_in_batches_of_any_size(fisher):
+    """With one output of a squared error, signs do not matter."""
+    torch.manual_seed(0)
+    data, found = (torch.randn(40, 6).double(), torch.randn(40, 1).double()), []
+    dense = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 1)).double()
+    for sizes in ([40], [1, 31, 8]):
+        model, batches = copy.deepcopy(dense), list(zip(*(part.split(sizes) for part in data), strict=True))
+        options = {"fisher": fisher, "update": "joint", "num_grads": len(sizes), "recomputations": 1}
+        mfac.prune(model, mfac.criterion_loss(nn.MSELoss()), batches, 0.5, refit=False, **options)
+        found.append(list(model.parameters()))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+class Bypassed(nn.Sequential):
+    """Does not call its first layer, whose weight has gradients of single samples."""
+
+    def forward(self, x):
+        return self[1](torch.tanh(F.linear(x, self[0].weight, self[0].bias)))
+
+
+@pytest.mark.parametrize("fisher", ["empirical", "gauss-newton"])
+@pytest.mark.parametrize("make", [nn.Sequential, Bypassed])
+def test_a_summed_loss_has_the_fisher_matrix_of_a_batch(fisher, make):
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 5).double(), *([nn.Tanh()] if make is nn.Sequential else []), nn.Linear(5, 1).double()]
+    x, y = torch.randn(24, 6).double(), torch.randn(24, 1).double()
+    found = []
+    for reduction, size in (("mean", 24), ("sum", 8)):
+        model = make(*copy.deepcopy(layers))
+        batches = list(zip(x.split(size), y.split(size), strict=True))
+        options = {"fisher": fisher, "update": "joint", "targets": "0.weight", "num_grads": len(batches)}
+        loss = mfac.criterion_loss(nn.MSELoss(reduction=reduction))
+        found.append(mfac.prune(model, loss, batches, 0.5, recomputations=1, refit=False, **options))
+    assert found[1].damping == pytest.approx(8 * found[0].damping)
+    assert found[1].predicted_increase == pytest.approx(8 * found[0].predicted_increase)
 
 
 def test_tokens_are_rows_of_their_own_and_damping_is_relative():
@@ -312,6 +352,102 @@ def test_weights_that_are_computed_from_other_parameters_are_refused(kind):
         mfac.prune(model, LOSS, batches, 0.5)
 
 
+class OneByOne(nn.Module):
+    """Calls its layers on samples without a dimension for them."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x):
+        return torch.stack([self.layers(sample) for sample in x])
+
+
+class Doubled(OneByOne):
+    """Calls its layers with two samples for each, and the last one again with one."""
+
+    def forward(self, x):
+        first, second = self.layers(torch.cat((x, -x))).chunk(2)
+        return first - second + self.layers(x)
+
+
+class Summed(OneByOne):
+    """The same in calls of as many samples as there are."""
+
+    def forward(self, x):
+        return self.layers(x) - self.layers(-x) + self.layers(x)
+
+
+def images_one_by_one():
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh(), nn.Flatten(-3), nn.Linear(64, 3))
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "odd", "plain"),
+    [
+        (MODELS["linear"], (6,), OneByOne, nn.Sequential),
+        (images_one_by_one, (2, 6, 6), OneByOne, nn.Sequential),
+        (MODELS["linear"], (6,), Doubled, Summed),
+    ],
+    ids=["linear", "convolution", "doubled"],
+)
+def test_layers_that_see_other_batches_than_the_model_are_measured_by_their_gradients(make, shape, odd, plain):
+    torch.manual_seed(0)
+    layers = make().double()
+    batches = [(torch.randn(8, *shape).double(), torch.randint(3, (8,))) for _ in range(3)]
+    found = []
+    for wrap in (odd, plain):
+        model = wrap(copy.deepcopy(layers))
+        options = {"fisher": "empirical", "update": "joint", "recomputations": 2, "refit": False}
+        mfac.prune(model, LOSS, batches, 0.5, **options)
+        found.append(list(model.parameters()))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+class Flattened(Tokens):
+    """Its tokens are samples to the first layer."""
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.inner(x.flatten(0, 1))).unflatten(0, x.shape[:2]).mean(1))
+
+
+def test_tokens_that_are_flattened_into_samples_have_the_same_scale():
+    found = []
+    for make in (Tokens, Flattened):
+        torch.manual_seed(0)
+        model = make().double()
+        batches = [(torch.randn(8, 4, 5).double(), torch.randint(3, (8,))) for _ in range(3)]
+        mfac.prune(model, LOSS, batches, 0.5, fisher="empirical", update="joint", recomputations=2, refit=False)
+        found.append(list(model.parameters()))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("options", [{}, {"fisher": "empirical"}, {"update": "obs"}, {"prior": "kron"}])
+def test_weights_without_a_gradient_are_removed_first(options):
+    model, batches = problem("linear")
+    model.register_module("spare", nn.Linear(4, 4))
+    forward = model.__class__.forward
+    model.forward = lambda x: forward(nn.Sequential(*list(model)[:3]), x)
+    result = mfac.prune(model, LOSS, batches, 16 / 97, recomputations=2, refit=False, **options)
+    assert result.masks["spare.weight"].sum() == 1  # the floor
+    assert result.num_removed == 16
+    assert result.predicted_increase < 0.1
+
+
+def test_batches_whose_labels_are_all_ignored_add_nothing():
+    found = []
+    for ignored in (False, True):
+        model, batches = problem("linear", 48)
+        if ignored:
+            batches.append((batches[0][0], torch.full((8,), -100)))
+        options = {"update": "joint", "recomputations": 1, "damping": 1e-3 * 6 / len(batches)}
+        result = mfac.prune(model, LOSS, batches, 0.5, **options)
+        found.append(result.masks)
+    assert same(*found)
+
+
 @pytest.mark.parametrize("how", ["auto", True, False, "by other batches"])
 def test_batch_norm_is_recalibrated_once_at_the_end(how):
     torch.manual_seed(0)
@@ -325,3 +461,20 @@ def test_batch_norm_is_recalibrated_once_at_the_end(how):
     assert torch.equal(model[1].running_mean, before) == (not how)
     assert model[1].momentum == 0.1
     assert not model.training
+
+
+@pytest.mark.parametrize("refit", [False, True])
+def test_a_single_sample_without_a_variance_is_left_out_and_unused_statistics_stay(refit):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).double()
+    model[1].spare = nn.BatchNorm1d(5)
+    model[1].spare(torch.randn(9, 5))
+    spare = state_of(model[1].spare)
+    batches = [(torch.randn(count, 6).double(), torch.randint(3, (count,))) for count in (1, 8, 8, 1, 8)]
+    mfac.prune(model, LOSS, batches, 0.5, recomputations=1, num_grads=5, refit=refit)
+    means = [model[0](x).mean(0) for x, _ in batches if len(x) > 1]
+    torch.testing.assert_close(model[1].running_mean, sum(means) / 3)
+    for name in ("running_mean", "running_var"):
+        assert torch.equal(getattr(model[1].spare, name), spare[name])
+    with pytest.raises(ValueError, match="no batch for batch norm has more than one sample"):
+        mfac.prune(model, LOSS, batches[:1], 0.6, recomputations=1, refit=False)

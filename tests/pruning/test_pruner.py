@@ -93,5 +93,12 @@ def test_a_state_of_another_run_is_refused():
     other = Pruner(case.model, case.loss_fn, [case.batch], 0.5, QUICK)
     with pytest.raises(ValueError, match="saved by a run with another plan; build it with the same arguments"):
         other.load_state_dict(pruner.state_dict())
+    for change, message in (
+        ({"masks": {}}, "the state of the pruner is damaged.* '0.weight' is missing; load another"),
+        ({"masks": {name: torch.ones(2) for name in pruner.weights.masks}}, r"bool tensor of shape \(7, 5\)"),
+        ({"history": 5}, "the state of the pruner is damaged"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            other.load_state_dict(pruner.state_dict() | {"plan": other.state_dict()["plan"]} | change)
     assert other.steps_done == 0
     assert all(mask.all() for mask in other.weights.masks.values())

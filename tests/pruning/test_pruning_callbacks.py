@@ -75,6 +75,10 @@ def test_hugging_face_prunes_on_time_keeps_the_zeros_and_resumes_bit_for_bit(tmp
     assert callback.pruner.steps_done == 3
     assert same(weights(whole.model), weights(resumed.model))
     assert same(callback.pruner.masks, masks)
+    (tmp_path / "checkpoint-4" / STATE_FILE).write_bytes(b"torn")
+    trainer, _ = hugging_face(tmp_path)
+    with pytest.raises(ValueError, match=r"mfac_pruning.pt is damaged \(.*\); resume from another checkpoint"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     (tmp_path / "checkpoint-4" / STATE_FILE).unlink()
     trainer, _ = hugging_face(tmp_path)
     with pytest.raises(ValueError, match=r"resumes at step 4 .*without the masks; there is no .*mfac_pruning.pt: say"):

@@ -52,6 +52,7 @@ def test_divergences_are_those_of_the_distributions():
     p, q = (x.softmax(1)[labels == 0] for x in (aim, z))
     expected = (p * (p / q).log()).sum(1).mean()
     torch.testing.assert_close(divergence(SOFTMAX, model, dense, (inputs, labels), 0), expected)
+    assert divergence(SOFTMAX, model, dense, (inputs, torch.full_like(labels, -100)), 0) == 0
     p, q = aim.sigmoid(), z.sigmoid()
     expected = (p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()).mean()
     sigmoid = mfac.criterion_loss(nn.BCEWithLogitsLoss())
@@ -113,7 +114,8 @@ def test_a_divergence_that_is_not_finite_is_an_error_and_undone():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"dense": None}, "dense is the model itself; keep a copy.deepcopy"),
+        ({"dense": None}, "dense is the model itself, or shares its weights; keep a copy.deepcopy"),
+        ({"dense": nn.Sequential}, "dense is the model itself, or shares its weights; keep a copy.deepcopy"),
         ({"batches": []}, "batches is empty"),
         ({"passes": 0}, "passes must be a positive int, not 0"),
         ({"loss_fn": lambda model, batch: model(batch).sum()}, "refit cannot tell the model's outputs from this loss"),
@@ -124,9 +126,11 @@ def test_a_divergence_that_is_not_finite_is_an_error_and_undone():
 def test_arguments_that_do_not_fit(change, words):
     model, dense, inputs, masks = regression()
     given = {"dense": dense, "loss_fn": SQUARED, "batches": [(inputs, inputs[:, :2])], "masks": masks} | change
-    given["dense"] = given["dense"] or model
+    given["dense"] = nn.Sequential(model) if given["dense"] is nn.Sequential else given["dense"] or model
     with pytest.raises(ValueError, match=words):
         mfac.refit(model, **given)
+    with pytest.raises(ValueError, match="the model has no trainable parameter"):
+        mfac.refit(model.requires_grad_(False), dense, SQUARED, [(inputs, inputs[:, :2])], masks)
 
 
 BATCHES = [(torch.randn(32, 6, generator=torch.Generator().manual_seed(k)), torch.arange(32) % 3) for k in range(16)]
@@ -177,6 +181,20 @@ def test_magnitude_with_a_refit_that_was_asked_for():
     (model, masks), (plain, _) = pruned(method="magnitude", refit=True), pruned(method="magnitude", refit=False)
     assert distance(model) < 0.8 * distance(plain)
     assert all(not dict(model.named_parameters())[name][~mask].any() for name, mask in masks.items())
+
+
+def test_frozen_weights_stay_and_the_others_are_refitted():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    batches = [(torch.randn(16, 6), torch.randint(3, (16,))) for _ in range(4)]
+    model[0].requires_grad_(False)
+    result = mfac.prune(model, SOFTMAX, batches, 0.8, targets="0.weight", recomputations=1, refit=False)
+    dense, frozen, free = copy.deepcopy(model), model[0].weight.clone(), model[2].weight.clone()
+    dense[0].weight.data += 0.1
+    mfac.refit(model, dense, SOFTMAX, batches, result.masks)
+    assert torch.equal(model[0].weight, frozen)
+    assert not torch.equal(model[2].weight, free)
+    assert mfac.prune(dense, SOFTMAX, batches, 0.8, targets="0.weight", recomputations=1).sparsity == result.sparsity
 
 
 def test_a_model_that_cannot_be_copied_is_not_refitted():

@@ -69,11 +69,12 @@ def num_samples(batch: Batch, index: int) -> int:
     lengths = sorted({len(tensor) for tensor in sample_tensors(batch)})
     if len(lengths) != 1:
         found = f"leading dimensions {lengths}" if lengths else f"no tensor in a {type(batch).__name__}"
-        needs = "per_sample=True needs tensors that share their first dimension"
-        raise ValueError(f"{needs}, and batch {index} has {found}; collate it so, or use per_sample=False")
+        needs = "gradients of single samples need tensors that share their first dimension"
+        way = "collate it so, or use per_sample=False (prune: with an int as block_size)"
+        raise ValueError(f"{needs}, and batch {index} has {found}; {way}")
     if _has_plain_list(batch, lengths[0]):
         found = f"batch {index} holds a list of {lengths[0]} other things; make it a tensor, or leave it out"
-        raise ValueError(f"per_sample=True can cut tensors only, and {found}")
+        raise ValueError(f"gradients of single samples need batches that can be cut, and {found}")
     return lengths[0]
 
 

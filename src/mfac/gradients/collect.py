@@ -272,25 +272,33 @@ class Collection:
         losses = []
         for position, (batch, into) in enumerate(zip(batches, out.unbind(), strict=True)):
             set_seed(self._seed(row + position), self.device)
-            loss = self._scalar_loss(self.model, batch)
-            check_dependence(loss)
+            loss = self.differentiable_loss(batch)
             self.layout.flatten(torch.autograd.grad(loss, self.layout.tensors, allow_unused=True), into)
             losses.append(loss.detach())
         values, total = torch.stack(losses), out.sum(dtype=torch.float32 if out.dtype.itemsize < 4 else None)
         return values, total + values.sum().to(total.device)
 
+    def differentiable_loss(self, batch: Batch) -> Float[Tensor, ""]:
+        loss = self._scalar_loss(self.model, batch)
+        check_dependence(loss)
+        return loss
+
     def _scalar_loss(self, model: nn.Module, batch: Batch) -> Float[Tensor, ""]:
-        loss: Any = self.loss(model, batch)
-        if isinstance(loss, Tensor) and loss.ndim == 0:
-            return loss  # a view would be one more step in the backward pass
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise ValueError(f"loss_fn(model, batch) must return a scalar tensor, it returned {found}; reduce it")
-        return loss.reshape(())
+        return scalar(self.loss(model, batch))
 
     def _seed(self, row: int) -> int:
         """For what the loss draws; the next number is for labels."""
         return (self.seed * 0x9E3779B97F4A7C15 + 2 * (self.first + self.every * row)) % 2**63
+
+
+def scalar(loss: Any) -> Float[Tensor, ""]:
+    """The loss itself; raises ValueError if it is no scalar tensor."""
+    if isinstance(loss, Tensor) and loss.ndim == 0:
+        return loss  # a view would be one more step in the backward pass
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise ValueError(f"loss_fn(model, batch) must return a scalar tensor, it returned {found}; reduce it")
+    return loss.reshape(())
 
 
 @contextmanager

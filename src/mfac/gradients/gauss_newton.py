@@ -73,7 +73,7 @@ def output_seed(criterion: Any, z: Tensor, targets: Tensor | None, signs: Tensor
         weights = torch.full_like(z.select(dim, 0), z.shape[dim] / z.numel())
     elif getattr(criterion, "weight", None) is None and not targets.is_floating_point():
         weights = (targets != getattr(criterion, "ignore_index", -100)).to(z.dtype)
-        weights = weights / (weights.sum() if getattr(criterion, "reduction", "mean") == "mean" else 1)
+        weights = weights / (weights.sum().clamp_min(1) if getattr(criterion, "reduction", "mean") == "mean" else 1)
     else:
         equal = torch.full_like(z, -math.log(z.shape[dim]))
         weights = _weights(criterion, equal, targets, math.log(z.shape[dim]))

@@ -123,9 +123,10 @@ class OutputLoss:
 
     def parts(self, model: nn.Module, batch: Batch, reading: int | None = None) -> Parts:
         logits = self.output_fn(model, batch)
-        if not isinstance(logits, Tensor) or logits.ndim < 2:
+        if not isinstance(logits, Tensor) or logits.ndim < 2 or logits.shape[-1] < 2:
             found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
-            raise ValueError(f"output_fn must return logits [samples, ..., classes], it returned {found}")
+            other = "a softmax needs two classes or more; for other outputs pass criterion_loss(criterion)"
+            raise ValueError(f"output_fn must return logits [samples, ..., classes], it returned {found}; {other}")
         return F.cross_entropy, logits.movedim(-1, 1), None
 
     def draw_labels(self, model: nn.Module, batch: Batch, seeds: Sequence[int]) -> tuple[Batch, Tensor]:

@@ -62,7 +62,10 @@ class PruningCallback(PacedPruning, TrainerCallback):
         if args.load_best_model_at_end:
             raise ValueError("load_best_model_at_end=True would restore an earlier, denser checkpoint; leave it off")
         file, step = Path(self._resume_from or _checkpoint(args, state)) / STATE_FILE, state.global_step
-        saved = torch.load(file, weights_only=True) if step and file.is_file() else None
+        try:
+            saved = torch.load(file, weights_only=True) if step and file.is_file() else None
+        except Exception as error:
+            raise ValueError(f"{file} is damaged ({error}); resume from another checkpoint") from error
         remedy = f"there is no {file}: say where it is with PruningCallback(resume_from=...)"
         self.begin(kw["model"], kw["optimizer"], args.world_size, step, saved, remedy)
 

@@ -1,15 +1,18 @@
 """Batch-norm statistics re-estimated after weights have changed."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mfac.gradients.batches import Batch, move
+from mfac.pruning.weights import restored_on_error
 
 
-def running_norms(model: nn.Module) -> list[_BatchNorm]:
+def running_norms(model: nn.Module) -> list[Any]:
     """The batch-norm layers that have running statistics."""
     return [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
 
@@ -17,15 +20,15 @@ def running_norms(model: nn.Module) -> list[_BatchNorm]:
 @torch.no_grad()
 def recalibrate(
     model: nn.Module, batches: Iterable[Batch], forward: Callable[[Batch], object] | None = None
-) -> list[_BatchNorm]:
+) -> list[Any]:
     """Running means and variances over one pass of `batches`: of forward(batch), all else in eval mode.
 
     Without `forward`, as by `torch.optim.swa_utils.update_bn`: all in training mode, and each batch is a tensor, or
-    begins with the input. Returns the layers that were re-estimated.
+    begins with the input. Layers that it does not use keep their statistics. Returns the layers.
     """
     norms, device = running_norms(model), next(model.parameters()).device
     flags = [(module, module.training) for module in model.modules()]
-    momenta = [norm.momentum for norm in norms]
+    before = [(norm.momentum, norm.running_mean.clone(), norm.running_var.clone()) for norm in norms]
     run = forward or (lambda batch: model(batch[0] if isinstance(batch, list | tuple) else batch))
     try:
         model.train(forward is None)
@@ -34,24 +37,37 @@ def recalibrate(
             norm.momentum = None  # the mean over all batches
             norm.train()
         for batch in batches:
-            run(move(batch, device))
-        counted = norms[0].num_batches_tracked
-        if counted is not None and not int(counted):
-            raise ValueError("bn_batches gave no batch; pass a list, or a loader that can start again after every step")
+            with skipping_single_samples(), restored_on_error([part for norm in norms for part in norm.buffers()]):
+                run(move(batch, device))
+        if not any(int(norm.num_batches_tracked) for norm in norms):
+            raise ValueError("no batch for batch norm has more than one sample; pass larger ones (a list, or a loader "
+                             "that can start again), or recalibrate=False")  # fmt: skip
     finally:
         for module, flag in flags:
             module.training = flag
-        for norm, momentum in zip(norms, momenta, strict=True):
+        for norm, (momentum, mean, variance) in zip(norms, before, strict=True):
             norm.momentum = momentum
+            if not int(norm.num_batches_tracked):
+                norm.running_mean.copy_(mean)
+                norm.running_var.copy_(variance)
     return norms
 
 
+@contextmanager
+def skipping_single_samples() -> Iterator[None]:
+    """Leaves out a batch whose single sample has no variance, such as the last one of a pass."""
+    try:
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+
+
 @torch.no_grad()
-def average_statistics(norms: list[_BatchNorm], reduce: Callable[[Tensor], Tensor]) -> None:
+def average_statistics(norms: list[Any], reduce: Callable[[Tensor], Tensor]) -> None:
     """Averages the statistics over the batches of all ranks, as `update_bn` does over the batches of one."""
     for norm in norms:
         mean, variance, count = norm.running_mean, norm.running_var, norm.num_batches_tracked
-        assert mean is not None and variance is not None and count is not None  # noqa: PT018
         total = reduce(torch.cat([mean.double() * count, variance.double() * count, count.double().reshape(1)]))
         if float(total[-1]):  # the model uses the layer
             mean.copy_(total[: len(mean)] / total[-1])

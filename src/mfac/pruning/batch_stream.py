@@ -33,7 +33,10 @@ class BatchStream:
     @property
     def pass_length(self) -> int | None:
         """The batches of one pass, if they can be counted."""
-        return len(self._batches) if isinstance(self._batches, Sized) else None
+        try:
+            return len(self._batches) if isinstance(self._batches, Sized) else None
+        except TypeError:  # a DataLoader over an iterable has no length
+            return None
 
     def __iter__(self) -> "BatchStream":
         return self

@@ -48,14 +48,14 @@ def save_compact(
     """Writes a model's state without the removed weights, completely or not at all.
 
     A tensor with a mask, or one that gets smaller by it, is packed into values and bits; the others are stored as they
-    are. All are read back bit for bit. Without masks, the nonzero weights of tensors of two or more dimensions are
-    kept. `model` may be a state_dict.
+    are. All are read back bit for bit, but for the sign of removed zeros. Without masks, the nonzero weights of tensors
+    of two or more dimensions are kept. `model` may be a state_dict.
 
     Raises:
         ValueError: a mask fits no tensor, or removes a weight that is not zero (which would be lost).
     """
     state, aliases = _distinct(model.state_dict() if isinstance(model, nn.Module) else model)
-    chosen = _kept(state, masks)
+    chosen = _kept(state, aliases, masks)
     tensors, shapes = dict(state), {}
     for name, kept in chosen.items():
         values, bits = state[name][kept], torch.from_numpy(np.packbits(kept.flatten().numpy()))
@@ -103,13 +103,16 @@ def _distinct(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, st
     return tensors, aliases
 
 
-def _kept(state: Mapping[str, Tensor], masks: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+def _kept(
+    state: Mapping[str, Tensor], aliases: Mapping[str, str], masks: Mapping[str, Tensor] | None
+) -> dict[str, Tensor]:
     if masks is None:
         numbers = {name: tensor for name, tensor in state.items() if tensor.ndim >= 2 and tensor.is_floating_point()}
         return {name: t.view(RAW[t.element_size()]) != 0 for name, t in numbers.items()}  # by bits: -0.0 is kept
     names = {id(tensor): name for name, tensor in state.items()}
+    known = by_plain_name({name: state[first] for name, first in aliases.items()} | dict(state))
     chosen = {}
-    for key, tensor, mask in match_masks(masks, by_plain_name(state), "the state"):
+    for key, tensor, mask in match_masks(masks, known, "the state"):
         kept = chosen[names[id(tensor)]] = mask.cpu()
         astray = int(torch.count_nonzero(tensor[~kept]))
         if astray:

@@ -19,7 +19,7 @@ from mfac.pruning.options import PruningOptions, Scope
 from mfac.pruning.result import PruningResult, StepRecord
 from mfac.pruning.schedules import checked_schedule
 from mfac.pruning.step import Pruner
-from mfac.pruning.weights import Names
+from mfac.pruning.weights import Names, choose_targets
 from mfac.saved import count_of, reading
 
 Batches = Iterable[Batch] | Callable[[int], Iterable[Batch]]
@@ -60,6 +60,8 @@ class GradualPruner:
         on_step: Callable[[PruningResult], None] | None = None, process_group: dist.ProcessGroup | None = None,
     ):  # fmt: skip
         options = PruningOptions.among(locals())
+        if seed is None:
+            raise ValueError("seed must be an int, which a resumed run needs, not None")
         # Training moves the weights anyway, and starts better from where they were.
         self._options = replace(options, update="none") if update == "auto" else options
         self.schedule = checked_schedule(schedule)
@@ -69,6 +71,12 @@ class GradualPruner:
         self._optimizer = None if optimizer is None else innermost(optimizer)
         self._reset_momentum, self._seed, self._on_step = reset_momentum, seed, on_step
         self._keeper: MaskKeeper | None = None
+        targets = choose_targets(model, options.targets, options.ignore)
+        if self._optimizer is not None:
+            trained = {id(parameter) for group in self._optimizer.param_groups for parameter in group["params"]}
+            if trained.isdisjoint(map(id, targets.values())):
+                absent = f"none of the {len(targets)} weights to prune is in the optimizer"
+                raise ValueError(f"{absent}; was the model copied after the optimizer was built?")
         self.masks: dict[str, Tensor] = {}  # {name: bool tensor, True = kept}; empty before the first step
         if masks:
             self._hold(matched_masks(model, masks))

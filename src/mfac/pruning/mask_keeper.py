@@ -1,5 +1,6 @@
 """Masks that hold while any optimizer trains: removed weights stay exactly zero."""
 
+import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -39,12 +40,22 @@ class MaskKeeper:
         self._optimizer = innermost(optimizer)
         self._model = model
         self._masked = self._look_up(masks)
-        self._hooks = [
+        self._hooks = self._attached()
+        self.apply()
+
+    def _attached(self) -> list[Any]:
+        return [
             self._optimizer.register_step_pre_hook(self._before_step),
             self._optimizer.register_step_post_hook(lambda *_: self.apply()),
             self._optimizer.register_load_state_dict_post_hook(lambda *_: self.apply()),
         ]
-        self.apply()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "MaskKeeper":
+        """With hooks of its own: torch copies none of an optimizer."""
+        twin, parts = object.__new__(MaskKeeper), (self._optimizer, self._model, self._masked)
+        twin._optimizer, twin._model, twin._masked = copy.deepcopy(parts, memo)
+        twin._hooks = twin._attached() if self._hooks else []
+        return twin
 
     def update(self, masks: Masks) -> None:
         """Replaces the masks; a parameter without a mask is free again. If one does not fit, the present ones stay."""
@@ -63,8 +74,8 @@ class MaskKeeper:
 
     def remove(self) -> None:
         """Detaches the masks; weights that are zero may change again."""
-        for hook in self._hooks:
-            hook.remove()
+        while self._hooks:
+            self._hooks.pop().remove()
 
     def __enter__(self) -> "MaskKeeper":
         return self

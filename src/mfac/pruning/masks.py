@@ -75,7 +75,7 @@ def masks_from_zeros(model: nn.Module) -> dict[str, Tensor]:
     return {name: mask for name, mask in kept.items() if not bool(mask.all())}
 
 
-def matched_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def matched_masks(model: nn.Module, masks: Mapping[Any, Tensor]) -> dict[str, Tensor]:
     """The masks as bool tensors under the model's own names; raises ValueError if one does not fit."""
     own = {id(parameter): name for name, parameter in model.named_parameters()}
     return {own[id(parameter)]: mask for _, parameter, mask in _matched(model, masks)}
@@ -96,8 +96,9 @@ def to_torch_prune(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
     """Hands masks to torch.nn.utils.prune, as `weight_mask` beside `weight_orig`, multiplied by present ones."""
     from torch.nn.utils import prune
 
-    for name, parameter, mask in _matched(model, masks):
-        prune.custom_from_mask(*_owner(model, name), mask.to(parameter.device))
+    for _, parameter, mask in _matched(model, masks):
+        for module, attribute in _owners(model, parameter):
+            prune.custom_from_mask(module, attribute, mask.to(parameter.device))
 
 
 def to_torch_ao(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
@@ -105,13 +106,13 @@ def to_torch_ao(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
     from torch.ao.pruning.sparsifier.utils import FakeSparsity
     from torch.nn.utils import parametrize
 
-    for name, parameter, mask in _matched(model, masks):
-        module, attribute = _owner(model, name)
-        values, present = mask.to(parameter.device, parameter.dtype), _fake_sparsity(module, attribute)
-        if present is None:
-            parametrize.register_parametrization(module, attribute, FakeSparsity(values))
-        else:
-            present.copy_(values)
+    for _, parameter, mask in _matched(model, masks):
+        for module, attribute in _owners(model, parameter):
+            values, present = mask.to(parameter.device, parameter.dtype), _fake_sparsity(module, attribute)
+            if present is None:
+                parametrize.register_parametrization(module, attribute, FakeSparsity(values))
+            else:
+                present.copy_(values)
 
 
 @dataclass(frozen=True)
@@ -193,20 +194,23 @@ def _masks_of_mapping(entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {plain_name(key.removesuffix("_mask")): as_mask(key, entries[key]).clone() for key in paired or entries}
 
 
-def _matched(model: nn.Module, masks: Mapping[str, Tensor]) -> list[tuple[str, Tensor, Tensor]]:
+def _matched(model: nn.Module, masks: Mapping[Any, Tensor]) -> list[tuple[Any, Tensor, Tensor]]:
     """(name, parameter, mask) of each mask, all checked before any is used."""
     if not masks:
         raise ValueError("masks is empty; give at least one {name: bool tensor}")
     return match_masks(masks, parameters_by_name(model), "the model")
 
 
-def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """The module that owns a parameter, and the attribute's name before any reparametrisation."""
-    own = {plain_name(key): key for key in dict(model.named_parameters(remove_duplicate=False))}
-    path = own[plain_name(name)].split(".")
-    if path[-1] == "original":  # fc.parametrizations.weight.original
-        return model.get_submodule(".".join(path[:-3])), path[-2]
-    return model.get_submodule(".".join(path[:-1])), path[-1].removesuffix("_orig")
+def _owners(model: nn.Module, parameter: Tensor) -> set[tuple[nn.Module, str]]:
+    """The modules that own a parameter, and the attribute's name before any reparametrisation."""
+    found = set()
+    for name, tensor in model.named_parameters(remove_duplicate=False):
+        path = name.split(".")
+        if tensor is parameter and path[-1] == "original":  # fc.parametrizations.weight.original
+            found.add((model.get_submodule(".".join(path[:-3])), path[-2]))
+        elif tensor is parameter:
+            found.add((model.get_submodule(".".join(path[:-1])), path[-1].removesuffix("_orig")))
+    return found
 
 
 def _fake_sparsity(module: nn.Module, attribute: str) -> Tensor | None:

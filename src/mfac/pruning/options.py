@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from numbers import Real
 from typing import Any, Literal, get_args
 
 import torch.distributed as dist
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from mfac.gradients.batches import Batch
 from mfac.gradients.collect import Fisher
 from mfac.gradients.losses import OutputFn
-from mfac.inverse_fisher import ranks_of
+from mfac.inverse_fisher import check_damping, ranks_of
 from mfac.memory import check_count, is_count, parse_bytes
 from mfac.pruning.patterns import Slices, parse_pattern
 from mfac.pruning.weights import Names
@@ -73,7 +74,10 @@ class PruningOptions:
             expected = 'a positive int, "row" (the inputs of an output) or None (the full matrix)'
             raise ValueError(f"block_size must be {expected}, not {self.block_size!r}")
         parse_bytes(self.memory)
-        if isinstance(self.recalibrate, str) and self.recalibrate != "auto":
+        if self.seed is not None and (not isinstance(self.seed, int) or isinstance(self.seed, bool)):
+            raise ValueError(f"seed must be an int or None, not {self.seed!r}")
+        asked = self.recalibrate
+        if not isinstance(asked, bool | Iterable) or (isinstance(asked, str) and asked != "auto"):
             raise ValueError(f'recalibrate must be "auto", True, False or batches, not {self.recalibrate!r}')
         if self.refit not in (True, False, "auto"):
             raise ValueError(f'refit must be "auto", True or False, not {self.refit!r}')
@@ -87,8 +91,10 @@ class PruningOptions:
         floor = self.floor
         if not is_number(floor) or floor < 0 or (floor > 1 and floor % 1):
             raise ValueError(f"floor must be a number of weights or, below 1, a fraction of a tensor, not {floor!r}")
-        if self.damping != "auto" and (isinstance(self.damping, str) or not self.damping > 0):
+        if isinstance(self.damping, str) and self.damping != "auto":
             raise ValueError(f'damping must be a positive number or "auto", not {self.damping!r}')
+        if not isinstance(self.damping, str):
+            check_damping(self.damping)
 
     def _check_combinations(self, ranks: int) -> None:
         pattern = parse_pattern(self.pattern)
@@ -121,5 +127,5 @@ class PruningOptions:
 
 
 def is_number(value: object) -> bool:
-    """Whether it is an int or a float, and not a bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether it is a real number of Python or numpy, and not a bool."""
+    return isinstance(value, Real) and not isinstance(value, bool)

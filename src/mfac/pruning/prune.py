@@ -56,7 +56,8 @@ def prune(
             dimension 0 or 1, as many as fit into the sparsity.
         targets: names or "re:..." patterns; None: every parameter of two or more dimensions except embeddings.
         ignore: names or patterns to leave out.
-        masks: {name or parameter: bool tensor}, False where a weight is removed already: it counts, and stays zero.
+        masks: {name or parameter: bool tensor}, False where a weight is removed already: it counts, is set to zero, and
+            stays so.
         method: "mfac", or for comparison "magnitude" or "diagonal".
         order: "scores", or "greedy": the exact order, one weight after another, inside each block.
         floor: the least that each tensor keeps; below 1, a fraction of it.

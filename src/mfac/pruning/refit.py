@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from mfac.gradients.batches import Batch, move
 from mfac.gradients.losses import LossFn, OutputFn, family, ready_loss
 from mfac.gradients.model_state import evaluation
 from mfac.memory import check_count
-from mfac.pruning.batch_norm import recalibrate, running_norms
+from mfac.pruning.batch_norm import recalibrate, running_norms, skipping_single_samples
 from mfac.pruning.mask_keeper import attach_masks
 from mfac.pruning.weights import restored_on_error
 
@@ -64,19 +64,23 @@ def refit(
     given = [move(batch, device) for batch in batches]
     if not given:
         raise ValueError("batches is empty; at least one batch is needed")
-    if dense is model:
-        raise ValueError("dense is the model itself; keep a copy.deepcopy of it from before pruning, and pass that")
+    trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    if not trained:
+        raise ValueError("the model has no trainable parameter; call requires_grad_(True) on those to refit")
+    if not trained.isdisjoint(map(id, dense.parameters())):
+        found = "dense is the model itself, or shares its weights"
+        raise ValueError(f"{found}; keep a copy.deepcopy of it from before pruning, and pass that")
     norms = running_norms(model)
     with restored_on_error([*model.parameters(), *model.buffers()]):
         with evaluation(dense), evaluation(model):
             for norm in norms:
                 norm.train()
-            optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr)
+            optimizer = torch.optim.Adam(model.parameters(), lr)  # leaves frozen ones, which have no gradient
             total, reading = passes * len(given), ready.reading(dense, given[0])
             scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / total)
             with attach_masks(optimizer, masks, model):
                 means = [
-                    _descend(optimizer, scheduler, (divergence(ready, model, dense, batch, reading) for batch in given))
+                    _descend(optimizer, scheduler, lambda batch: divergence(ready, model, dense, batch, reading), given)
                     for _ in range(passes)
                 ]
         if norms:
@@ -127,15 +131,21 @@ def fingerprint(model: nn.Module | None) -> float | None:
     return None if model is None else float(sum(p.detach().double().abs().sum() for p in model.parameters()))
 
 
-def _descend(optimizer: torch.optim.Optimizer, scheduler: Any, losses: Iterable[Tensor]) -> float:
-    """A step down each loss, which is computed when it is its turn; their mean."""
+def _descend(
+    optimizer: torch.optim.Optimizer, scheduler: Any, loss_of: Callable[[Batch], Tensor], batches: list[Batch]
+) -> float:  # fmt: skip
+    """A step down the loss of each batch; their mean."""
     found = []
-    for loss in losses:
+    for batch in batches:
         optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        scheduler.step()
-        found.append(loss.detach())
+        with skipping_single_samples():
+            loss = loss_of(batch)
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            found.append(loss.detach())
+    if not found:
+        raise ValueError("no batch has more than one sample, which batch norm needs; pass larger ones")
     mean = float(torch.stack(found).mean())
     if not mean < torch.inf:
         raise NotCloserError(f"the divergence of the outputs became {mean}, and the model is as before; lower lr")
@@ -156,4 +166,4 @@ def divergence(ready: Any, model: nn.Module, dense: nn.Module, batch: Batch, rea
     each = F.kl_div(z.log_softmax(1), aim.log_softmax(1), log_target=True, reduction="none").sum(1)
     if isinstance(targets, Tensor) and not targets.is_floating_point():
         each = each[targets != getattr(criterion, "ignore_index", -100)]
-    return each.mean()
+    return each.sum() / max(1, each.numel())

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mfac.gradients.batches import Batch, placed, sample_tensors
-from mfac.gradients.collect import Collection, check_dependence
+from mfac.gradients.collect import Collection
 from mfac.gradients.model_state import evaluation, set_seed
 from mfac.inverse_fisher import Ranks
 from mfac.layout import ParameterLayout
@@ -23,6 +23,7 @@ from mfac.pruning.weights import LayerCall, MaskedWeights, Weight, uses_of
 DAMPING = 1e-2  # of the mean diagonal of a weight
 LARGEST = 1 << 28  # bytes of a layer's blocks that are mixed with a prior; beyond it, there is the prior alone
 LARGEST_OVER_TOKENS = 1 << 26  # where blocks gain less over the prior, and take as long
+UNUSED = 1e-30  # damping of a weight without a gradient, so that it costs less than any other
 TOLERANCE = 0.05  # of a weight's gradient: layers that use their weights otherwise than they should are far beyond it
 COPIES = 4  # of a block in float64: its sum, its factor, and two in the making
 
@@ -56,8 +57,10 @@ class RowFisher:
         by_name = self.layout.unflatten(torch.arange(1, d + 1, device=self.layout.device)).items()
         places = {name: self.weights.layers[name].by_output(index) - 1 for name, index in by_name}
         self._index = {name: torch.where(index < 0, d, index) for name, index in places.items()}
-        self._samples = sum(self.ranks.tell(sum(map(num_samples, self.batches))))
-        self._num_batches = sum(self.ranks.tell(len(self.batches)))
+        count = sum(map(num_samples, self.batches))
+        self._samples = sum(self.ranks.tell(count))
+        reduction = getattr(getattr(self.collection.loss_fn, "criterion", None), "reduction", "mean")
+        self._summed = (count / len(self.batches)) ** 0.5 if reduction == "sum" else None  # F is that of a batch's loss
         with self.ranks.together("finding the layers"):
             self._by_layer = self._understood()
         with_prior = [name for name in self._by_layer if self.prior and self._can_have_prior(name)]
@@ -162,21 +165,21 @@ class RowFisher:
                 part.start(self._rows(name), dtype, device)
         with self.ranks.together("measuring"):
             layers = [name for name in shapes if name in self._by_layer]
-            for uses, _ in self._backward([self.weights.layers[name] for name in layers]):
+            backward = self._backward([self.weights.layers[name] for name in layers])
+            for (uses, _), batch in zip(backward, self.batches, strict=False):
                 for name in layers:
-                    self._add(sums[name], uses[name], squares[name], priors.get(name))
+                    self._add(sums[name], uses[name], squares[name], priors.get(name), num_samples(batch))
             self._add_others([part for part in parts if part.weight.name not in self._by_layer], squares)
         for name, found in sums.items():
-            divisor = self._num_batches if name in self._by_layer else self._samples
             if name in priors:
-                priors[name].finish(divisor, self.ranks)
-            diagonal = priors[name].diagonal if name in self._alone else self.ranks.sum_(squares[name]) / divisor
+                priors[name].finish(self._samples, self.ranks)
+            diagonal = priors[name].diagonal if name in self._alone else self.ranks.sum_(squares[name]) / self._samples
             mean = float(diagonal[self._index[name] < self.layout.dim].mean())
             if not math.isfinite(mean):
                 raise RuntimeError(f"the gradients of {name} are not finite; check the loss and the batches")
-            self.dampings[name] = self.damping or DAMPING * mean or 1.0  # without a gradient nothing is costly
+            self.dampings[name] = self.damping or DAMPING * mean or UNUSED
             kept = found if isinstance(found, TokenSums) else None
-            self._known[name] = Known(self.dampings[name], divisor, priors.get(name), kept)
+            self._known[name] = Known(self.dampings[name], self._samples, priors.get(name), kept)
 
     def _backward(
         self, weights: Sequence[Weight], also: Sequence[Tensor] = ()
@@ -191,8 +194,7 @@ class RowFisher:
                 drawn = self.collection.drawn(placed(batch, device), [seed])
                 for calls in uses.values():  # drawing may have called the model
                     calls.clear()
-                loss = self.collection.loss(self.weights.model, drawn)
-                check_dependence(loss)
+                loss = self.collection.differentiable_loss(drawn)
                 every = [call for calls in uses.values() for call in calls]
                 wanted: Any = (*(call.output for call in every), *also)  # not the weights, which would cost more
                 gradients = torch.autograd.grad(loss, wanted, allow_unused=True) if wanted else ()
@@ -207,7 +209,7 @@ class RowFisher:
         for uses, gradients in self._backward(weights, [weight.tensor for weight in weights]):
             for weight, gradient in zip(weights, gradients, strict=True):
                 calls = uses[weight.name]
-                if gradient is not None and calls:
+                if gradient is not None and len({len(call.x) for call in calls}) == 1:
                     true = weight.by_output(gradient)
                     error = sum((use.gradient() for use in calls), -true)
                     if float(error.norm()) <= TOLERANCE * float(true.norm()):
@@ -225,11 +227,10 @@ class RowFisher:
 
     def _add(
         self, sums: Part | TokenSums, calls: Sequence[LayerCall], squares: Float[Tensor, "outputs inputs"],
-        prior: Prior | None,
+        prior: Prior | None, samples: int,
     ) -> None:  # fmt: skip
-        """Adds the rows of a batch, and their squares."""
-        is_mean = self.collection.fisher != "gauss-newton"  # whose rows have the weights of the mean already
-        root = len(calls[0].x) ** 0.5 if is_mean and calls else 1.0
+        """Adds the rows of a batch, and their squares; of single samples, not of their mean."""
+        root = self._summed or (samples**0.5 if self.collection.fisher == "gauss-newton" else float(samples))
         if prior is not None:
             prior.add(calls, root)
             if prior.share == 1:
@@ -255,7 +256,7 @@ class RowFisher:
                     own = rows[:, slots[part.weight.name]]
                     places = torch.arange(own.shape[1], device=own.device).view(part.weight.tensor.shape)
                     G = F.pad(own, (0, 1))[:, part.weight.by_output(places, -1)]
-                    self._add_samples(part, G, squares[part.weight.name])
+                    self._add_samples(part, G * (self._summed or 1.0), squares[part.weight.name])
 
     def _add_samples(self, part: Part, G: Float[Tensor, "rows outputs inputs"], squares: Tensor) -> None:
         squares += G.square().sum(0)

@@ -68,7 +68,7 @@ def check_sparsity(sparsity: float) -> float:
     if not is_number(sparsity) or not 0 <= sparsity <= 1:
         hint = f"; did you mean {sparsity / 100:g}?" if is_number(sparsity) and 1 < sparsity < 100 else ""
         raise ValueError(f"sparsity is the fraction of zeros, a number from 0 to 1, not {sparsity!r}{hint}")
-    return sparsity
+    return float(sparsity)
 
 
 def _pattern_pools(weights: MaskedWeights, sparsity: Sparsity, scope: str, pattern: NOfM) -> list[Pool]:

@@ -20,17 +20,18 @@ from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
 from mfac.gradients.accumulate import sum_blocks
 from mfac.gradients.batches import Batch, move
-from mfac.gradients.collect import Collection, collect_rows
+from mfac.gradients.collect import Collection, collect_rows, scalar
 from mfac.gradients.gauss_newton import has_output
 from mfac.gradients.losses import CriterionLoss, LossFn, ModelLoss, ready_loss
 from mfac.gradients.model_state import evaluation
 from mfac.gradients.to_file import collect_to_file
 from mfac.inverse_fisher import Ranks, ranks_of
-from mfac.layout import Masks, ParameterLayout
+from mfac.layout import Masks, ParameterLayout, as_mask
 from mfac.memory import available_memory, parse_bytes
 from mfac.pruning.batch_norm import average_statistics, recalibrate, running_norms
 from mfac.pruning.batch_stream import BatchStream, generator_state, set_generator_state
 from mfac.pruning.curvature import Curvature, FisherCurvature
+from mfac.pruning.masks import apply_masks
 from mfac.pruning.options import PruningOptions
 from mfac.pruning.patterns import Slices, parse_pattern
 from mfac.pruning.refit import copied, fingerprint, refit_if_closer
@@ -38,6 +39,7 @@ from mfac.pruning.result import PruningResult, StepRecord
 from mfac.pruning.row_fisher import DAMPING, RowFisher, num_samples
 from mfac.pruning.selection import Pool, Selection, Sparsity, least_kept, plan_steps
 from mfac.pruning.weights import MaskedWeights, choose_targets
+from mfac.saved import reading
 
 STEP_SEEDS = 1 << 16  # between the seeds of two steps; more than the batches of any
 RANK_SEEDS = 1_000_003  # between the random states of two ranks; more than the steps of any run
@@ -118,13 +120,15 @@ class Pruner:
             wants_norms = options.bn_batches is not None or options.recalibrate not in ("auto", False)
             if wants_norms and not running_norms(model):
                 raise ValueError("the model has no batch norm with running statistics; drop recalibrate and bn_batches")
-            self._dense = copied(model) if refits else None
         if ranks.size > 1:
             shared = {"sparsity": sparsity} | {name: getattr(options, name) for name in SHARED}
             check_ranks(ranks, collection, shared | {"bn_batches": options.bn_batches is not None})
             for buffer in model.buffers():  # running statistics differ after training under DDP
                 ranks.from_first_(buffer)
         self.result = PruningResult({**self.weights.other_masks, **self.weights.masks}, tuple(self.weights.targets))
+        if masks:
+            apply_masks(model, self.result.masks)
+        self._dense = copied(model) if refits else None
 
     @property
     def total(self) -> int:
@@ -183,14 +187,20 @@ class Pruner:
         if state.get("dense") != fingerprint(self._dense):
             raise ValueError("the state was saved by a run that began with other weights; build the Pruner with the "
                              "model as it was before pruning, then load the weights of both")  # fmt: skip
-        self.stream.load_state_dict(state["stream"], state["start"])
-        self._start = state["start"]
+        with reading("the state of the pruner"):
+            shapes = self.weights.masks.items()
+            masks = {name: as_mask(name, state["masks"][name], mask.shape).to(mask.device) for name, mask in shapes}
+            history = [StepRecord(**record) for record in state["history"]]
+            stream = {name: state["stream"][name] for name in ("random", "generator", "drawn")}
+            start, generator = state["start"], state["bn_generator"]
+        self.stream.load_state_dict(stream, start)
+        self._start = start
         self._loss_batches = self.stream.peek(self.options.loss_batches)
-        self.stream.skip_to(state["stream"]["drawn"])
-        set_generator_state(self.options.bn_batches, state["bn_generator"])
-        self.weights.masks = {name: mask.to(self.weights.device) for name, mask in state["masks"].items()}
-        self.result.masks.update(self.weights.masks)
-        self.result.history[:] = [StepRecord(**record) for record in state["history"]]
+        self.stream.skip_to(stream["drawn"])
+        set_generator_state(self.options.bn_batches, generator)
+        self.weights.masks = masks
+        self.result.masks.update(masks)
+        self.result.history[:] = history
 
     def _plain_plan(self) -> list[list[Any]]:
         return [[[list(pool.names), pool.keep] for pool in pools] for pools in self.plan]
@@ -255,7 +265,7 @@ class Pruner:
         devices = {parameter.device for parameter in model.parameters()}
         with self._ranks.together("the loss"), evaluation(model), torch.no_grad():
             batches = [move(batch, *devices) if len(devices) == 1 else batch for batch in self._loss_batches]
-            losses = [float(self._loss_fn(model, batch)) for batch in batches]
+            losses = [float(scalar(self._loss_fn(model, batch))) for batch in batches]
         total = torch.tensor([sum(losses), len(losses)], dtype=torch.float64, device=self.weights.device)
         loss, count = self._ranks.sum_(total).tolist()
         return float(loss / count)

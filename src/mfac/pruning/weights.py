@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Shaped
@@ -13,6 +13,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional as F
 
 from mfac.layout import Masks, ParameterLayout, matching, parameters_by_name, plain_name, some
+from mfac.pruning.masks import matched_masks
 
 Names = str | Iterable[str] | None
 POSITIONS = 16  # of a sample are enough for the second moment of a convolution's inputs
@@ -30,10 +31,11 @@ class MaskedWeights:
         devices = sorted({str(tensor.device) for tensor in targets.values()})
         if len(devices) > 1:
             raise ValueError(f"the targets are on {', '.join(devices)}; prune needs them on one device")
-        layout = ParameterLayout(model, list(targets), masks)
+        given = matched_masks(model, masks) if masks else {}
+        layout = ParameterLayout(model, list(targets), given)
         kept = layout.unflatten(torch.ones(layout.dim, dtype=torch.bool, device=layout.device))
         self.masks = {name: mask.clone() for name, mask in kept.items()}
-        self.other_masks = {k: m for k, m in (masks or {}).items() if isinstance(k, str) and k not in self.masks}
+        self.other_masks = {name: mask for name, mask in given.items() if name not in self.masks}
 
     @property
     def device(self) -> torch.device:
@@ -91,7 +93,7 @@ def restored_on_error(tensors: Sequence[Tensor]) -> Iterator[None]:
 
 def choose_targets(model: nn.Module, targets: Names = None, ignore: Names = None) -> dict[str, Tensor]:
     """{name: parameter}, in the model's order; tied weights once. Raises ValueError if there is nothing to prune."""
-    named = {name: tensor for name, tensor in model.named_parameters() if tensor.is_floating_point()}
+    named = {name: p for name, p in model.named_parameters() if p.is_floating_point() and p.numel()}
     every = {name: tensor for name, tensor in named.items() if targets is not None or tensor.requires_grad}
     if targets is None:
         kinds = nn.Embedding | nn.EmbeddingBag
@@ -103,14 +105,15 @@ def choose_targets(model: nn.Module, targets: Names = None, ignore: Names = None
     chosen: dict[str, Tensor] = {name: tensor for name, tensor in every.items() if id(tensor) in wanted - left_out}
     if not chosen:
         names = some(dict(model.named_parameters()))
-        raise ValueError(f"there is nothing to prune: targets and ignore leave no weights; the model has {names}")
+        left = "targets and ignore leave no weights, or frozen ones, which targets must name"
+        raise ValueError(f"there is nothing to prune: {left}; the model has {names}")
     return chosen
 
 
 def matching_ids(model: nn.Module, items: str | Iterable[str], argument: str) -> set[int]:
     """The ids of the parameters that names and patterns stand for; a tied weight answers to each of its names."""
     known = parameters_by_name(model)
-    each = [items] if isinstance(items, str) else items
+    each = items if isinstance(items, Iterable) and not isinstance(items, str | Tensor) else [items]
     return {id(tensor) for item in each for tensor in matching(item, known, argument, "the model").values()}
 
 
@@ -206,9 +209,9 @@ def uses_of(weights: Sequence[Weight]) -> Iterator[dict[str, list[LayerCall]]]:
     """The calls of the layers inside the block, by the name of the weight; the caller empties the lists."""
     uses: dict[str, list[LayerCall]] = {weight.name: [] for weight in weights}
 
-    def record(name: str, module: nn.Module, given: tuple[Tensor, ...], named: dict[str, Tensor], y: Tensor) -> None:
-        if y.requires_grad:
-            x = given[0] if given else next(iter(named.values()))
+    def record(name: str, module: Any, given: tuple[Tensor, ...], named: dict[str, Tensor], y: Tensor) -> None:
+        x = given[0] if given else next(iter(named.values()))
+        if y.requires_grad and x.ndim >= module.weight.ndim:  # with a dimension of samples
             uses[name].append(LayerCall(module, x.detach(), get_gradient_edge(y)))
 
     hooks = [
