@@ -74,11 +74,18 @@ def by_mfac(task: Task, model: nn.Module, damping: float, rows: str | int, lever
     return mfac.influence(op, gradients(model, task.tests), train, leverage=leverage)
 
 
-def by_refinement(task: Task, model: nn.Module, damping: float, rows: int, times: float = 1.0) -> Tensor:
-    """Conjugate gradients on the Hessian of the loss itself, preconditioned by F⁻¹."""
+def by_refinement(
+    task: Task, model: nn.Module, damping: float, rows: str | int, times: float = 1.0, without_prior: int = 0
+) -> Tensor:
+    """Conjugate gradients on the Hessian of the loss itself, preconditioned by F⁻¹.
+
+    `without_prior` times, test gradients lose λF⁻¹g: the part of them that the prior decides and not the data.
+    """
     op, train = operator(task, model, rows, times * damping), (task.inputs, task.labels)
-    hessian = mfac.hessian_product(model, LOSS, [train], times * damping)
-    return mfac.influence(op, gradients(model, task.tests), gradients(model, train), hessian=hessian)
+    hessian, tests = mfac.hessian_product(model, LOSS, [train], times * damping), gradients(model, task.tests).double()
+    for _ in range(without_prior):
+        tests = tests - times * damping * (tests @ op)
+    return mfac.influence(op, tests, gradients(model, train), hessian=hessian)
 
 
 def by_dot_product(task: Task, model: nn.Module, damping: float) -> Tensor:
@@ -139,6 +146,8 @@ SETTINGS: dict[str, tuple[Callable[..., Tensor], list[dict[str, Any]]]] = {
     "mfac, refined, more damping": (by_refinement, [{"rows": 1, "times": t} for t in (10, 2, 3, 30, 100)]),
     "mfac, refined, by LDS": (by_refinement, [{"rows": 1, "times": 3}]),
     "mfac, refined, by AUC": (by_refinement, [{"rows": 1, "times": 30}]),
+    "mfac, refined, by the data alone": (
+        by_refinement, [{"rows": "classes", "without_prior": 2}, {"rows": 1, "without_prior": 2}]),
     "gradient dot product": (by_dot_product, [{}]),
     "TracIn, five checkpoints": (by_tracin, [{}]),
     "dattri CG": (partial(by_dattri, name="CG"), [{"max_iter": n} for n in (50, 20)]),
