@@ -137,9 +137,7 @@ class FullMatrixAdam(WindowOptimizer):
         """1 − β^t: how much of an average the gradients so far make up."""
         return 1 - beta ** (int(self.state[tensor]["step"]) + 1)
 
-    def _scales(
-        self, roots: Mapping[Tensor, Tensor], groups: Mapping[Tensor, Mapping[str, Any]], decay: float
-    ) -> dict[Tensor, Tensor]:
+    def _scales(self, roots: dict[Tensor, Tensor], groups: dict[Tensor, Any], decay: float) -> dict[Tensor, Tensor]:
         """What u is the gradient divided by. The mean of √v stays on the device: no sync."""
         scales = {tensor: root / math.sqrt(self._started(tensor, decay)) for tensor, root in roots.items()}
         norms = [norm.to(self._window.operator.device) for norm in torch._foreach_norm(list(scales.values()), 1)]
