@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from mfac.inverse_fisher import Ranks, ranks_of
-from mfac.layout import ParameterLayout
+from mfac.layout import Named, ParameterLayout
 
 
 class Columns:
@@ -24,13 +24,11 @@ class Columns:
     columns here (at least 1), and `spans` are where the columns of each parameter lie in a row.
     """
 
-    def __init__(self, named: Mapping[str, Tensor], masks: Mapping[str, Tensor]):
-        self._lay(named, masks, ParameterLayout.of_tensors(named, masks))
-
-    def _lay(self, named: Mapping[str, Tensor], masks: Mapping[str, Tensor], layout: ParameterLayout) -> None:
-        self.named, self.masks, self.layout = dict(named), masks, layout
+    def __init__(self, named: Named, masks: Named, layout: ParameterLayout | None = None):
+        self.layout = ParameterLayout.of_tensors(named, masks) if layout is None else layout
+        self.named, self.masks = dict(named), masks
         self.tensors, self.covered = tuple(named.values()), set(named.values())
-        self.spans, self.dim = layout.slots, max(layout.dim, 1)
+        self.spans, self.dim = self.layout.slots, max(self.layout.dim, 1)
 
     def meet(self) -> None:
         """Learns what is needed of the other ranks; collective."""
@@ -64,7 +62,7 @@ class Columns:
         return whole if self.layout.kept[number] is None else (self.layout.sizes[number],)
 
 
-def columns_of(named: Mapping[str, Tensor], masks: Mapping[str, Tensor], ranks: Ranks) -> Columns:
+def columns_of(named: Named, masks: Named, ranks: Ranks) -> Columns:
     """The columns that this process holds; ValueError if parameters cannot be divided or masks do not fit."""
     masks = {name: mask for name, mask in masks.items() if name in named}
     placed = any(is_placed(tensor) for tensor in named.values())
@@ -75,7 +73,7 @@ def columns_of(named: Mapping[str, Tensor], masks: Mapping[str, Tensor], ranks: 
     return (PlacedColumns if placed else ChunkedColumns)(named, masks, ranks)
 
 
-def parameter_ranks(named: Mapping[str, Tensor], group: ProcessGroup | None) -> Ranks:
+def parameter_ranks(named: Named, group: ProcessGroup | None) -> Ranks:
     """The ranks that share the columns: those of the group, or of the mesh of DTensor parameters."""
     if not any(is_placed(tensor) for tensor in named.values()):
         return ranks_of(group)

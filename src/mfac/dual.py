@@ -285,7 +285,7 @@ class DualBlocks:
     def _removal(self, blocks: slice, pieces: Pass, removed: Tensor, u: Tensor, squares: Tensor) -> Tensor:
         """S_R⁻¹ u, with S_R in float64 unless float32 is asked for."""
         factors = Factors(blocks.stop - blocks.start, self._m, self._factors.shift, u.device)
-        factors.accept(slice(None), *self._gram(blocks, pieces, judge.block_dtype(self._precision), removed))
+        factors.accept(slice(None), *self._gram(blocks, pieces, product_dtype(self._precision, torch.float64), removed))
         a = woodbury.solve(factors.L, u)
         if self._precision != "float32":
             known, moved = factors.known(slice(None)), squares + (a * u).sum(1) - factors.shift * a.square().sum(1)

@@ -250,9 +250,11 @@ class DynamicInverseFisher(InverseFisher):
             (self._rough.add if dtype == torch.float32 else self._rough.discard)(k)
             if settle and self._inverse.inverse is None:
                 sensitivity = self._factored(k)
-            if (sensitivity or square > judge.LARGE_SQUARE) and self._judge(sensitivity, square):
-                self._polish(k, stored.dense)
-                sensitivity = self._factored(k) if settle else 0.0
+            if self._precision == "auto" and (sensitivity or square > judge.LARGE_SQUARE):
+                self._sensitive = judge.is_sensitive(sensitivity, self._sensitive) or square > judge.LARGE_SQUARE
+                if self._sensitive and self._rough:
+                    self._polish(k, stored.dense)
+                    sensitivity = self._factored(k) if settle else 0.0
             if settle and sensitivity == math.inf:
                 raise self._inverse.too_few_digits("float32" if self._rough else "float64")
         except BaseException:
@@ -280,12 +282,6 @@ class DynamicInverseFisher(InverseFisher):
         """For products that only enter the push-through form."""
         least = torch.float64 if self._sensitive else torch.float32
         return judge.product_dtype(self._precision, vector, self.dtype, least)
-
-    def _judge(self, sensitivity: float, square: float) -> bool:
-        """Switches to float64 and back, as steps need it; whether products have to be made anew for that."""
-        if self._precision == "auto":
-            self._sensitive = judge.is_sensitive(sensitivity, self._sensitive) or square > judge.LARGE_SQUARE
-        return self._precision == "auto" and self._sensitive and bool(self._rough)
 
     def _polish(self, coming: int | None = None, g: Float[Tensor, " d"] | None = None) -> None:
         """Recomputes the products of the rough rows in float64; g is the row that is about to become row `coming`."""

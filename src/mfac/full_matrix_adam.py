@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 from torch.optim.optimizer import ParamsT
 
 from mfac.columns import is_placed, like, local
-from mfac.optimizer import WindowOptimizer, memory_of, update
+from mfac.optimizer import WindowOptimizer, memory_of
 from mfac.parameter_groups import group_parameters
 from mfac.parameter_window import Damping, NonFinite, ParameterWindow
 from mfac.precision import Precision
@@ -109,12 +109,16 @@ class FullMatrixAdam(WindowOptimizer):
 
     def _take(self, gradients: dict[Tensor, Tensor]) -> None:
         groups = {tensor: group for group in self.param_groups for tensor in group["params"] if tensor in gradients}
-        roots = {tensor: self._root(tensor, gradients[tensor], group) for tensor, group in groups.items()}
         columns, first = self._window.columns, self.param_groups[0]
         masks = {columns.named[name]: local(mask) for name, mask in columns.masks.items()}
-        rows = self._rows(gradients, roots, groups)
+        beta, decay = first["betas"]
+        roots = {}  # √v after this step
+        for tensor, group in groups.items():
+            root = local(self._begin(tensor, group)["root_mean_square"])
+            change = gradients[tensor].to(root.dtype) * math.sqrt(1 - decay)
+            roots[tensor] = torch.hypot(root * math.sqrt(decay), change)
+        rows = {tensor: gradients[tensor] / scale for tensor, scale in self._scales(roots, groups, decay).items()}
         rows |= {tensor: rows[tensor] * masks[tensor] for tensor in masks.keys() & rows.keys()}
-        beta = first["betas"][0]
         averages = {tensor: torch.lerp(local(self.state[tensor]["average"]), row, 1 - beta)
                     for tensor, row in rows.items()}  # fmt: skip
         combination = partial(full_matrix_coefficients, beta=beta, power=first["power"])
@@ -124,40 +128,23 @@ class FullMatrixAdam(WindowOptimizer):
         for tensor in [tensor for tensor in steps if groups[tensor]["orthogonalize"] and is_matrix(tensor)]:
             steps[tensor] = self._orthogonal(tensor, steps[tensor]) * masks.get(tensor, 1)
         self._set_lengths(steps, averages, first["length"], beta)
-        for group in self.param_groups:
-            params = [tensor for tensor in dict.fromkeys(group["params"]) if tensor in steps]
-            for tensor in params:
-                local(self.state[tensor]["root_mean_square"]).copy_(roots[tensor])
-                local(self.state[tensor]["average"]).copy_(averages[tensor])
-                self.state[tensor]["step"] += 1
-            if params:
-                update([local(tensor) for tensor in params], [steps[tensor] for tensor in params], [], group)
-
-    def _root(self, tensor: Tensor, gradient: Tensor, group: Mapping[str, Any]) -> Tensor:
-        """√v of a parameter after this step."""
-        root, beta = local(self._begin(tensor, group)["root_mean_square"]), group["betas"][1]
-        return torch.hypot(root * math.sqrt(beta), gradient.to(root.dtype) * math.sqrt(1 - beta))
+        for tensor in steps:
+            local(self.state[tensor]["root_mean_square"]).copy_(roots[tensor])
+            local(self.state[tensor]["average"]).copy_(averages[tensor])
+        self._move(steps)
 
     def _started(self, tensor: Tensor, beta: float) -> float:
         """1 − β^t: how much of an average the gradients so far make up."""
         return 1 - beta ** (int(self.state[tensor]["step"]) + 1)
 
-    def _rows(
-        self,
-        gradients: Mapping[Tensor, Tensor],
-        roots: Mapping[Tensor, Tensor],
-        groups: Mapping[Tensor, Mapping[str, Any]],
-    ) -> dict[Tensor, Tensor]:
-        """u of every parameter. The mean of √v stays on the device: no sync."""
-        scales = {
-            tensor: root / math.sqrt(self._started(tensor, groups[tensor]["betas"][1]))
-            for tensor, root in roots.items()
-        }
+    def _scales(self, roots: dict[Tensor, Tensor], groups: dict[Tensor, Any], decay: float) -> dict[Tensor, Tensor]:
+        """What u is the gradient divided by. The mean of √v stays on the device: no sync."""
+        scales = {tensor: root / math.sqrt(self._started(tensor, decay)) for tensor, root in roots.items()}
         norms = [norm.to(self._window.operator.device) for norm in torch._foreach_norm(list(scales.values()), 1)]
         mean = self._window.columns.total(torch.stack(norms).sum()) / sum(tensor.numel() for tensor in roots)
         for tensor, scale in scales.items():
             scale.add_(mean.to(scale.device) * groups[tensor]["eps"]).clamp_min_(torch.finfo(scale.dtype).tiny)
-        return {tensor: gradients[tensor] / scale for tensor, scale in scales.items()}
+        return scales
 
     def _set_lengths(
         self, steps: dict[Tensor, Tensor], averages: Mapping[Tensor, Tensor], length: float, beta: float

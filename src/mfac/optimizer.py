@@ -149,6 +149,18 @@ class WindowOptimizer(Windowed, Optimizer, ABC):
                 state[name] = torch.zeros_like(tensor, dtype=dtype, memory_format=contiguous)
         return state
 
+    def _move(self, steps: Mapping[Tensor, Tensor]) -> None:
+        """w ← (1 − lr·decay) w − lr·d for the step d of each parameter w; decay that is not decoupled is in d."""
+        for group in self.param_groups:
+            params = [tensor for tensor in dict.fromkeys(group["params"]) if tensor in steps]
+            if params:
+                lr, weights = float(group["lr"]), [local(tensor) for tensor in params]
+                if group["weight_decay"] and group.get("decoupled_weight_decay", True):
+                    torch._foreach_mul_(weights, 1 - lr * group["weight_decay"])
+                torch._foreach_add_(weights, [steps[tensor] for tensor in params], alpha=-lr)
+            for tensor in params:
+                self._begin(tensor, group)["step"] += 1
+
     def _load_window(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Loads the window of a saved state; returns the rest, by parameter, so that torch does not cast it."""
         with reading("the state of the optimizer"):
@@ -298,16 +310,17 @@ class MFAC(WindowOptimizer):
             return
         if self.max_step_norm is not None:
             self._shorten(steps, self.max_step_norm)
-        for group in self.param_groups:
+        for group in filter(self._needs_buffers, self.param_groups):
             params = [tensor for tensor in dict.fromkeys(group["params"]) if tensor in steps]
-            if not params:
-                continue
-            states = [self._begin(tensor, group) for tensor in params]
-            buffers = [state["momentum_buffer"] for state in states] if self._needs_buffers(group) else []
-            parts = [steps[tensor] for tensor in params]
-            update([local(tensor) for tensor in params], parts, [local(buffer) for buffer in buffers], group)
-            for state in states:
-                state["step"] += 1
+            if params:
+                buffers = [local(self._begin(tensor, group)["momentum_buffer"]) for tensor in params]
+                parts = [steps[tensor] for tensor in params]
+                torch._foreach_lerp_(buffers, parts, 1 - group["momentum"])
+                if group["nesterov"]:
+                    torch._foreach_lerp_(parts, buffers, group["momentum"])
+                else:
+                    steps |= zip(params, buffers, strict=True)
+        self._move(steps)
 
     def _needs_buffers(self, group: Mapping[str, Any]) -> bool:
         return bool(group["momentum"]) and self.momentum_on == "step"
@@ -320,20 +333,3 @@ class MFAC(WindowOptimizer):
         scale = (longest / length).clamp_max(1.0)  # stays on the device: no sync
         for part in steps.values():
             part.mul_(scale.to(part.device))
-
-
-def update(params: list[Tensor], steps: list[Tensor], buffers: list[Tensor], group: Mapping[str, Any]) -> None:
-    """Moves parameters by their steps d: v ← μ v + (1−μ) d;  w ← (1 − lr·decay) w − lr·v.
-
-    With Nesterov momentum μ v + (1−μ) d replaces v in the second; without buffers v is d. `steps` are overwritten.
-    """
-    lr = float(group["lr"])
-    if buffers:
-        torch._foreach_lerp_(buffers, steps, 1 - group["momentum"])
-        if group["nesterov"]:
-            torch._foreach_lerp_(steps, buffers, group["momentum"])
-        else:
-            steps = buffers
-    if group["weight_decay"] and group.get("decoupled_weight_decay", True):
-        torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
-    torch._foreach_add_(params, steps, alpha=-lr)

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, zip_longest
-from operator import index
+from operator import index, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mfac.gradient_file import GradientFile
 from mfac.memory import is_count
+from mfac.products import spans
 
 if TYPE_CHECKING:
     from mfac.windows.rows import Rows
@@ -49,12 +50,9 @@ class BlockRun:
         if self.length == 0:  # a rank may have no column of a block
             return
         if self.length <= columns:
-            step = columns // self.length
-            for first in range(0, self.count, step):
-                last = min(first + step, self.count)
-                yield Piece(
-                    slice(first, last), slice(self.start + first * self.length, self.start + last * self.length)
-                )
+            for blocks in spans(self.count, columns // self.length):
+                first, last = (self.start + block * self.length for block in (blocks.start, blocks.stop))
+                yield Piece(blocks, slice(first, last))
             return
         for block in range(self.count):
             end = self.start + (block + 1) * self.length
@@ -99,17 +97,11 @@ def block_runs(dim: int, block_size: int | None, sizes: Sequence[int] | None = N
     if sum(sizes) != dim or min(sizes, default=0) < 0:
         found = f"one is {min(sizes)}" if min(sizes, default=0) < 0 else f"they add up to {sum(sizes)}"
         raise ValueError(f"sizes must be lengths of tensors that add up to the {dim} columns; {found}")
-    runs: list[BlockRun] = []
-    start = 0
-    for size in sizes:
-        for length, count in ((block_size, size // block_size), (size % block_size, 1)):
-            if length * count:
-                if runs and runs[-1].length == length:  # fewer, larger batches
-                    last = runs.pop()
-                    runs.append(BlockRun(last.start, length, last.count + count))
-                else:
-                    runs.append(BlockRun(start, length, count))
-                start += length * count
+    parts = [part for size in sizes for part in ((block_size, size // block_size), (size % block_size, 1)) if all(part)]
+    runs, start = list[BlockRun](), 0
+    for length, adjacent in groupby(parts, itemgetter(0)):  # fewer, larger batches
+        runs.append(BlockRun(start, length, sum(count for _, count in adjacent)))
+        start = runs[-1].stop
     return runs
 
 
@@ -151,12 +143,9 @@ class Pages:
 
     def columns_at_once(self, run: BlockRun) -> int:
         """How many columns of a run are loaded at once."""
-        if self._page_size is not None:
-            return self._page_size
         m = self.shape[0]
-        if not self.in_place:
-            return max(1, DISK_PIECE // m)
-        return max(1, (WIDE_PIECE if run.length * m > BLOCK_PIECE else BLOCK_PIECE) // m)
+        in_memory = WIDE_PIECE if run.length * m > BLOCK_PIECE else BLOCK_PIECE
+        return self._page_size or max(1, (in_memory if self.in_place else DISK_PIECE) // m)
 
     def passes(self, run: BlockRun, which: Sequence[bool] | None = None) -> Iterator[tuple[slice, Pass]]:
         """Some blocks at a time, with a function that goes over their columns: whole blocks, or one block in slices.
@@ -235,8 +224,7 @@ class Watched:
 
     def __init__(self, source: object, changed: bool = False):
         # An inference tensor has no counter of its changes.
-        watched = isinstance(source, GradientFile) or (isinstance(source, Tensor) and not source.is_inference())
-        self._source: Any = source if watched else None
+        self._source = None if isinstance(source, Tensor) and source.is_inference() else source
         self._version = -1 if changed else self._count()
 
     @property
@@ -249,4 +237,4 @@ class Watched:
     def _count(self) -> object:
         if isinstance(self._source, GradientFile):
             return self._source.version
-        return None if self._source is None else self._source._version
+        return getattr(self._source, "_version", None)

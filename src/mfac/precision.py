@@ -149,11 +149,6 @@ def first_dtype(precision: Precision, stored: torch.dtype, shift: float) -> torc
     return torch.float64 if outside else product_dtype(precision, stored)
 
 
-def block_dtype(precision: Precision) -> torch.dtype:
-    """The dtype of matrices that are made once: of blocks in the primal, and of what a removal keeps."""
-    return torch.float32 if precision == "float32" else torch.float64
-
-
 def gram_dtype(precision: Precision, dtype: torch.dtype, m: int, length: int | None = None) -> torch.dtype:
     """The dtype that is tried first for a Gram matrix of m rows; of each of several blocks, with rows of `length`."""
     cheap = m <= FEW_ROWS or (length is not None and length <= SHORT_BLOCK * m)

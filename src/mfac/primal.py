@@ -26,7 +26,7 @@ class PrimalBlocks:
         pages: Pages | None = None, weights: Float[Tensor, " m"] | None = None,
     ):  # fmt: skip
         self.run = run
-        self._precision: Precision = precision
+        self._dtype = judge.product_dtype(precision, torch.float64)
         self._factors = Factors(run.count, run.length, damping, device)
         if pages is not None:
             self._build(pages, weights)
@@ -125,30 +125,28 @@ class PrimalBlocks:
         return group_costs(self.run, self.inverses(), theta, ids, count)
 
     def _build(self, pages: Pages, weights: Float[Tensor, " m"] | None) -> None:
-        dtype = judge.block_dtype(self._precision)
-        scale = None if weights is None else (weights * pages.shape[0]).sqrt().to(dtype)
+        scale = None if weights is None else (weights * pages.shape[0]).sqrt().to(self._dtype)
         columns = max(pages.columns_at_once(self.run), self.run.length)
-        held = torch.empty(0, dtype=dtype, device=pages.device)  # new memory for each piece would take longer than K
+        held = self._factors.L.new_empty(0, dtype=self._dtype)  # new memory for each piece would take longer than K
         for piece, rows in pages.stream(self.run.pieces(columns)):
             held = held if held.numel() >= rows.numel() else held.new_empty(rows.numel())
             G = held[: rows.numel()].view(rows.shape).copy_(rows).transpose(1, 2)
-            K = products.gram(G if scale is None else G.mul_(scale), dtype).div_(pages.shape[0])
+            K = products.gram(G if scale is None else G.mul_(scale), self._dtype).div_(pages.shape[0])
             if not self._accept(piece.blocks, K):
                 pages.raise_for_rows()
 
     def _accept(self, blocks: slice, K: Float[Tensor, "k b b"]) -> bool:
         """Takes over K, which is overwritten, unless it is not finite."""
-        if not self._factors.accept(blocks, K, judge.gram_error(self.run.length, judge.block_dtype(self._precision))):
+        if not self._factors.accept(blocks, K, judge.gram_error(self.run.length, self._dtype)):
             return False
-        if self._precision != "float32":
+        if self._dtype == torch.float64:
             error = judge.primal_error(self._factors.known(blocks), self._factors.shift)
             judge.check_promise(error, self._factors.condition.squares, self._factors.shift)
         return True
 
-    def _parts(self) -> Iterator[slice]:
+    def _parts(self) -> list[slice]:
         """Blocks that stay in cache."""
-        step = max(1, BLOCK_PIECE // self.run.length**2)
-        return (slice(i, min(i + step, self.run.count)) for i in range(0, self.run.count, step))
+        return products.spans(self.run.count, max(1, BLOCK_PIECE // self.run.length**2))
 
     def _split(self, x: Shaped[Tensor, "n *k"]) -> Shaped[Tensor, "blocks b *k"]:
         return x.unflatten(0, (self.run.count, self.run.length))

@@ -95,9 +95,8 @@ def squares(
     of_product, of_X = (torch.empty(*r, d, dtype=torch.float64, device=X.device) for r in ((), (len(weights),)))
     width = max(1, min(d, max(WHITEN_COLUMNS, WHITEN_NUMBERS // m), TILE // m))
     held, made = torch.empty(2, m * width, dtype=dtype, device=X.device)
-    for left in range(0, d, width):
-        columns = slice(left, min(left + width, d))
-        tile = held[: m * (columns.stop - left)].view(m, -1).copy_(X[:, columns])
+    for columns in spans(d, width):
+        tile = held[: X[:, columns].numel()].view(m, -1).copy_(X[:, columns])
         LX = made[: tile.numel()].view_as(tile)
         for rows in _row_blocks(m):
             torch.mm(L[rows, : rows.stop], tile[: rows.stop], out=LX[rows])
@@ -177,17 +176,19 @@ def tiles(G: Tensor, dtype: torch.dtype, widest: int = TILE_COLUMNS) -> Iterator
     (m, d), width = G.shape, min(G.shape[1], widest)
     height = max(1, min(m, TILE // max(width, 1)))
     buffer = torch.empty(height * width, dtype=dtype, device=G.device)
-    for left in range(0, d, width):
-        columns = slice(left, min(left + width, d))
-        for top in range(0, m, height):
-            rows = slice(top, min(top + height, m))
+    for columns in spans(d, width):
+        for rows in spans(m, height):
             source = G[rows, columns]
             yield rows, columns, buffer[: source.numel()].view_as(source).copy_(source)
 
 
+def spans(stop: int, step: int) -> list[slice]:
+    """0 to `stop` - 1 in slices of `step`; the last one may be shorter."""
+    return [slice(start, min(start + step, stop)) for start in range(0, stop, step)]
+
+
 def _row_blocks(m: int) -> list[slice]:
-    height = max(LEAST_ROWS, m // ROW_BLOCKS)
-    return [slice(top, min(top + height, m)) for top in range(0, m, height)]
+    return spans(m, max(LEAST_ROWS, m // ROW_BLOCKS))
 
 
 def squared_norm(row: Float[Tensor, " d"], dtype: torch.dtype) -> Float[Tensor, ""]:

@@ -122,11 +122,11 @@ class SlidingInverse:
 
     def settle(self) -> None:
         """Makes sure that an inverse or a factor is held."""
-        if self.inverse is None and self.size == len(self.K):
-            # Always in one memory format: after a checkpoint sums must be made in the same order.
-            self.inverse, self.age = torch.cholesky_inverse(self.factor()).contiguous(), 0
-        elif self.inverse is None:
-            self.factor()
+        if self.inverse is None:
+            L = self.factor()
+            if self.size == len(self.K):
+                # Always in one memory format: after a checkpoint sums must be made in the same order.
+                self.inverse, self.age = torch.cholesky_inverse(L).contiguous(), 0
 
     def sensitivity(self, k: int) -> float:
         """By how much errors of products with the window can grow in the step S⁻¹e_k; at least 1."""

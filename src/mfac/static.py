@@ -255,9 +255,8 @@ def _check_memory(runs: list[BlockRun], m: int, moved: int, device: torch.device
         return
     remedies = []
     if moved > available // 2:
-        remedies.append(
-            f"page_size={max(1, available // 8 * runs[-1].stop // moved)} (leaves the gradients where they are)"
-        )
+        page_size = max(1, available // 8 * runs[-1].stop // moved)
+        remedies.append(f"{page_size=} (leaves the gradients where they are)")
     if 8 * squares > available // 2:
         fits = max(1, available // 2 // (8 * runs[-1].stop))
         remedies.append(f"block_size={fits}" if fits <= m and len(runs) + runs[0].count > 2 else "fewer gradients")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mfac.columns import Columns, is_placed, local
 from mfac.inverse_fisher import Ranks
-from mfac.layout import ParameterLayout
+from mfac.layout import Named, ParameterLayout
 
 
 class ChunkedColumns(Columns):
@@ -20,7 +20,7 @@ class ChunkedColumns(Columns):
     end of a parameter are zero.
     """
 
-    def __init__(self, named: Mapping[str, Tensor], masks: Mapping[str, Tensor], ranks: Ranks):
+    def __init__(self, named: Named, masks: Named, ranks: Ranks):
         super().__init__(named, masks)
         self._ranks = ranks
         self._chunks, self._slots, self.dim = list[slice](), list[slice](), 0
@@ -77,14 +77,14 @@ class ChunkedColumns(Columns):
 class PlacedColumns(Columns):
     """The columns of this rank's shards. Steps stay on their ranks; only products with the window are summed."""
 
-    def __init__(self, named: Mapping[str, Tensor], masks: Mapping[str, Tensor], ranks: Ranks):
+    def __init__(self, named: Named, masks: Named, ranks: Ranks):
         self._shardings, self._ranks = shardings(named), ranks
         for name, sharding in zip(named, self._shardings, strict=True):
             if name in masks and sharding.dim != 0:
                 raise ValueError(f"masks: {name} is sharded along dimension {sharding.dim}, and masks need Shard(0)")
         placed = {name: placed_like(name, mask, named[name], torch.bool) for name, mask in masks.items()}
         pieces, kept = ({name: local(tensor) for name, tensor in each.items()} for each in (named, placed))
-        self._lay(named, placed, ParameterLayout.of_tensors(pieces, kept, complete=False))
+        super().__init__(named, placed, ParameterLayout.of_tensors(pieces, kept, complete=False))
         self._before, self._totals = list[int](), list[int]()  # kept weights on the ranks before this one, and on all
 
     def meet(self) -> None:
@@ -165,7 +165,7 @@ def sharding_of(name: str, tensor: Any) -> Sharding:
     return Sharding(tensor.device_mesh, shards[0][0], shards[0][1].dim)
 
 
-def shardings(named: Mapping[str, Tensor]) -> list[Sharding]:
+def shardings(named: Named) -> list[Sharding]:
     """How each parameter is sharded; ValueError unless all of them are, over the same ranks."""
     found = [sharding_of(name, tensor) for name, tensor in named.items()]
     for name, sharding in zip(named, found, strict=True):

@@ -108,9 +108,8 @@ def check_ranks(ranks: Ranks, collection: Collection, arguments: Mapping[str, ob
         coordinates = digest(layout.names, [torch.tensor(layout.sizes), *(k for k in layout.kept if k is not None)])
         weights = digest([], model.parameters())
     found = {name: getattr(collection, name) for name in ("num_grads", "per_sample", "fisher", "seed")}
-    found |= arguments
-    found |= {"which weights there are (names, sizes and masks)": coordinates, "the model's weights": weights}
-    ranks.agree_on(found)
+    own = {"which weights there are (names, sizes and masks)": coordinates, "the model's weights": weights}
+    ranks.agree_on({**found, **arguments, **own})
 
 
 def _warn_of_repeats(first_rows: Float[Tensor, "ranks d"]) -> None:

@@ -64,8 +64,8 @@ class Rows(ABC):
     def combine(self, a: Float[Tensor, "n *k"], dtype: torch.dtype) -> Float[Tensor, "d *k"]: ...
 
     def gram(self, n: int, dtype: torch.dtype) -> Float[Tensor, "n n"]:
-        step, d = max(1, products.TILE // n), self.shape[1]
-        pieces = (self.columns(n, start, min(start + step, d)) for start in range(0, d, step))
+        parts = products.spans(self.shape[1], max(1, products.TILE // n))
+        pieces = (self.columns(n, part.start, part.stop) for part in parts)
         return sum((products.gram(piece, dtype) for piece in pieces), torch.zeros(()))
 
     @abstractmethod

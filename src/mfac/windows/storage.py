@@ -97,9 +97,8 @@ def saved_rows(rows: Any) -> SavedRows:
     if isinstance(rows, list):
         pieces: list[Any] = [saved_rows(piece) for piece in rows]
         return DeviceRows(pieces)
-    if not isinstance(rows, dict):
-        read: SavedRows = rows
-        return read
+    if isinstance(rows, SavedRows):
+        return rows
     if rows.get("kind") not in READERS:
         raise ValueError(f"the saved rows are stored as {rows.get('kind')!r}, and {', '.join(READERS)} can be read")
     return READERS[rows["kind"]](rows)

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from mfac import products
 from mfac.memory import is_count
 from mfac.saved import tensor_of
 from mfac.windows.rows import Rows, SavedRows, StoredRow
@@ -191,7 +192,5 @@ class TopKRows(Rows):
         """Columns and rows of a tile, indices of its entries counted from the first of these columns, and values."""
         for number in range(-(-self.shape[1] // self.kind.block)):
             columns, entries = self._block(number)
-            height = max(1, TILE // (entries.stop - entries.start))
-            for top in range(0, n, height):
-                rows = slice(top, min(top + height, n))
+            for rows in products.spans(n, max(1, TILE // (entries.stop - entries.start))):
                 yield columns, rows, self._indices[rows, entries].to(torch.int32), self._values[rows, entries]
