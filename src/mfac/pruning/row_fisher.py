@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -260,12 +259,7 @@ class RowFisher:
 
     def _add_samples(self, part: Part, G: Float[Tensor, "rows outputs inputs"], squares: Tensor) -> None:
         squares += G.square().sum(0)
-        part.add(partial(_picked, G if part.whole else F.pad(G, (0, 1))), len(G))
-
-
-def _picked(G: Float[Tensor, "rows outputs inputs"], part: Part, some: slice) -> Float[Tensor, "some outputs kept"]:
-    X = G[some, part.outputs]
-    return X if part.whole else X.gather(2, part.inside.expand(len(X), -1, -1))
+        part.add(G)
 
 
 def num_samples(batch: Batch) -> int:
