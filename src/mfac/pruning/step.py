@@ -22,7 +22,7 @@ from mfac.gradients.accumulate import sum_blocks
 from mfac.gradients.batches import Batch, move
 from mfac.gradients.collect import Collection, collect_rows, scalar
 from mfac.gradients.gauss_newton import has_output
-from mfac.gradients.losses import LossFn, ready_loss
+from mfac.gradients.losses import CriterionLoss, LossFn, ModelLoss, ready_loss
 from mfac.gradients.model_state import evaluation
 from mfac.gradients.to_file import collect_to_file
 from mfac.inverse_fisher import Ranks, ranks_of
@@ -102,7 +102,8 @@ class Pruner:
             self._loss_fn, self._loss_batches = loss_fn, self.stream.peek(options.loss_batches)
             if options.fisher == "auto":
                 first = move(self._loss_batches[0], self.weights.device)
-                known = has_output(loss_fn, options.output_fn, model, first)
+                known = options.output_fn is not None or isinstance(loss_fn, CriterionLoss | ModelLoss)
+                known = known and has_output(loss_fn, options.output_fn, model, first)
                 options = replace(options, fisher="gauss-newton" if known else "empirical")
             fisher = (RowMethod if options.by_output else FisherMethod)(loss_fn, options, ranks)
             self._method: Method = method or (Magnitude() if options.method == "magnitude" else fisher)
