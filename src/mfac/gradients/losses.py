@@ -41,9 +41,7 @@ class CriterionLoss:
         return self.criterion, _call(model, inputs), targets
 
     def draw_labels(self, model: nn.Module, batch: Batch, seeds: Sequence[int]) -> Batch:
-        inputs = self._split(batch)[0]
-        drawn = draw_targets(*self.parts(model, batch), seeds)
-        return type(batch)((inputs, drawn)) if type(batch) in (list, tuple) else (inputs, drawn)
+        return self._split(batch)[0], draw_targets(*self.parts(model, batch), seeds)
 
     def _split(self, batch: Batch) -> tuple[Any, Any]:
         if not isinstance(batch, list | tuple) or len(batch) != 2:
@@ -89,13 +87,14 @@ class ModelLoss:
         try:
             return _call(model, batch)
         except TypeError as error:
-            refused = _refused(model, batch)
-            if refused is None:
-                raise  # the model's own
-            raise ValueError(
-                f"model_loss calls model(**batch), and {type(model).__name__} does not take {_described(batch)}: "
-                f"{refused}; use criterion_loss(criterion) for batches (inputs, targets), or your own loss_fn"
-            ) from error
+            try:
+                _call(inspect.signature(model.forward).bind, batch)
+            except TypeError as refused:
+                raise ValueError(
+                    f"model_loss calls model(**batch), and {type(model).__name__} does not take {_described(batch)}: "
+                    f"{refused}; use criterion_loss(criterion) for batches (inputs, targets), or your own loss_fn"
+                ) from error
+            raise  # the model's own
 
     def __repr__(self) -> str:
         return "model_loss"
@@ -222,15 +221,6 @@ def _closest_reading(output: Any, batch: Batch) -> tuple[int, float]:
     errors = torch.stack([(criterion(z, y) - loss).abs() for criterion, z, y in wide]).nan_to_num(math.inf)
     error, reading = errors.min(0)
     return int(reading), float((error / (loss.abs() + 1e-6)).detach())
-
-
-def _refused(model: nn.Module, batch: Batch) -> TypeError | None:
-    """Why the model's forward does not accept the batch as its arguments; None if it does."""
-    try:
-        _call(inspect.signature(model.forward).bind, batch)
-    except TypeError as error:
-        return error
-    return None
 
 
 def _described(batch: Batch) -> str:

@@ -54,7 +54,8 @@ class MappedGradients:
         self._obstacle = _obstacle(model, layout)
         self._slots = {id(p): slot for p, slot in zip(layout.tensors, layout.full_slots, strict=True)}
         # Matrices, and biases of layers that are caught, are repeated only if a use turns out not to be caught.
-        biases = {id(_bias(module)) for module in model.modules()}
+        with_matrix = [module for module in model.modules() if getattr(getattr(module, "weight", None), "ndim", 0) > 1]
+        biases = {id(getattr(module, "bias", None)) for module in with_matrix}
         self._repeated = {id(p) for p in layout.tensors if p.ndim < 2 and id(p) not in biases}
         self._staging = torch.empty(0, layout.full_dim, dtype=layout.dtype, device=layout.device)
         self._sample_bytes, self._warned = 1, False
@@ -195,12 +196,6 @@ class _Bound(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         return self._loss_fn[0](self.model, batch)
-
-
-def _bias(module: nn.Module) -> Tensor | None:
-    """The bias that is added to a product with a matrix of the same module."""
-    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-    return bias if isinstance(weight, Tensor) and weight.ndim > 1 and isinstance(bias, Tensor) else None
 
 
 def _obstacle(model: nn.Module, layout: ParameterLayout) -> str | None:

@@ -78,12 +78,7 @@ def _fields(collection: Collection, first_batch: Batch) -> dict[str, str]:
         "batches": digest([], tensors(first_batch)),
         "params": digest(layout.names, []),
         "masks": digest([], kept),
-        "per_sample": str(collection.per_sample),
-        "fisher": collection.fisher,
-        "method": collection.method,
-        "chunk_size": str(collection.chunk_size),
-        "seed": str(collection.seed),
-    }
+    } | {name: str(getattr(collection, name)) for name in ("per_sample", "fisher", "method", "chunk_size", "seed")}
 
 
 def _check_fields(

@@ -108,10 +108,8 @@ class FisherCurvature:
                 if update == "joint":
                     moved, added = part.joint_removal(here, gone)
                 else:
-                    moved = torch.where(gone, -here, 0.0)
-                    if update == "obs":
-                        others = blocks.apply(single_sums(here, gone, blocks.diagonal()))
-                        moved = torch.where(gone, -here, -others)
+                    single = single_sums(here, gone, blocks.diagonal()) if update == "obs" else None
+                    moved = torch.where(gone, -here, 0.0 if single is None else -blocks.apply(single))
                     added = blocks.cost(moved)
                 delta[part.places] = moved
                 cost += added

@@ -1,12 +1,13 @@
 """What a layer's inputs and output gradients sum up to, and the blocks of F over the inputs of each output."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from mfac import products
 from mfac.dual import DualBlocks
@@ -23,8 +24,6 @@ CLUSTERS = 512  # of tokens in a layer are enough
 CLUSTER_BYTES = 1 << 28  # in the sums of a layer's clusters, which wide layers have fewer of
 WAITING = 16  # tokens for each cluster are summed together
 ROWS_AT_ONCE = 256  # are multiplied together, if blocks are not smaller
-
-Pick = Callable[["Part", slice], Float[Tensor, "rows outputs kept"]]
 
 
 class Prior:
@@ -177,15 +176,16 @@ class Part:
         self._rows, self._filled = torch.empty(at_once, count, kept, dtype=dtype, device=device), 0
         self._sums, self._summed = None, rows >= kept
 
-    def add(self, pick: Pick, rows: int) -> None:
-        """Adds `rows` rows, of which pick(self, some) gives some, over the kept weights."""
-        first = 0
-        while first < rows:
+    def add(self, G: Float[Tensor, "rows outputs inputs"]) -> None:
+        """Adds rows of the whole weight, of which it takes what it needs."""
+        first, G = 0, G if self.whole else F.pad(G, (0, 1))
+        while first < len(G):
             if self._filled == len(self._rows):
                 self._sum_up()
-            count = min(rows - first, len(self._rows) - self._filled)
-            self._rows[self._filled : self._filled + count] = pick(self, slice(first, first + count))
-            self._filled, first = self._filled + count, first + count
+            X = G[first : first + len(self._rows) - self._filled, self.outputs]
+            picked = X if self.whole else X.gather(2, self.inside.expand(len(X), -1, -1))
+            self._rows[self._filled : self._filled + len(X)] = picked
+            self._filled, first = self._filled + len(X), first + len(X)
 
     def blocks(self, known: Known, ranks: Ranks) -> PlacedBlocks:
         """The blocks of λI + Σ g gᵀ/divisor, which is mixed with a prior; the part's own sums are used up."""

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -63,10 +62,15 @@ class RowFisher:
         self._summed = (count / len(self.batches)) ** 0.5 if reduction == "sum" else None  # F is that of a batch's loss
         with self.ranks.together("finding the layers"):
             self._by_layer = self._understood()
-        with_prior = [name for name in self._by_layer if self.prior and self._can_have_prior(name)]
-        self._mixed = {name for name in with_prior if self._is_small(name)}
-        wide = [name for name in with_prior if name not in self._mixed]
-        self._alone = {name for name in wide if self._index[name].shape[1] <= WIDEST}
+        self._mixed, self._alone = set[str](), set[str]()
+        for name, over_tokens in self._by_layer.items() if self.prior else ():
+            index, largest = self._index[name], LARGEST_OVER_TOKENS if over_tokens else LARGEST
+            if any(getattr(module, "groups", 1) > 1 for module in self.weights.layers[name].modules):
+                continue
+            if 8 * len(index) * self._kept(name) ** 2 <= largest:
+                self._mixed.add(name)
+            elif index.shape[1] <= WIDEST:
+                self._alone.add(name)
         self._tokens = [name for name in self._index if self._by_layer.get(name) and name not in self._alone]
         self.groups = self._grouped()
         self.dampings: dict[str, float] = {}
@@ -217,14 +221,6 @@ class RowFisher:
             break
         return found
 
-    def _can_have_prior(self, name: str) -> bool:
-        """Not with groups of channels."""
-        return all(getattr(m, "groups", 1) == 1 for m in self.weights.layers[name].modules)
-
-    def _is_small(self, name: str) -> bool:
-        largest = LARGEST_OVER_TOKENS if self._by_layer[name] else LARGEST
-        return 8 * len(self._index[name]) * self._kept(name) ** 2 <= largest
-
     def _add(
         self, sums: Part | TokenSums, calls: Sequence[LayerCall], squares: Float[Tensor, "outputs inputs"],
         prior: Prior | None, samples: int,
@@ -260,12 +256,7 @@ class RowFisher:
 
     def _add_samples(self, part: Part, G: Float[Tensor, "rows outputs inputs"], squares: Tensor) -> None:
         squares += G.square().sum(0)
-        part.add(partial(_picked, G if part.whole else F.pad(G, (0, 1))), len(G))
-
-
-def _picked(G: Float[Tensor, "rows outputs inputs"], part: Part, some: slice) -> Float[Tensor, "some outputs kept"]:
-    X = G[some, part.outputs]
-    return X if part.whole else X.gather(2, part.inside.expand(len(X), -1, -1))
+        part.add(G)
 
 
 def num_samples(batch: Batch) -> int:

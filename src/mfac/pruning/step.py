@@ -86,7 +86,6 @@ class Pruner:
         self, model: nn.Module, loss_fn: LossFn, batches: Iterable[Batch], sparsity: Sparsity,
         options: PruningOptions = DEFAULTS, masks: Masks = None, method: Method | None = None,
     ):  # fmt: skip
-        self.options = options
         self._ranks = ranks = ranks_of(options.process_group)
         with ranks.together("checking the arguments"):
             if isinstance(sparsity, Mapping) and options.targets is not None:
@@ -241,23 +240,17 @@ class Pruner:
             return loss
 
     def _recalibrate(self, is_last: bool) -> None:
-        batches, model = self._norm_batches(is_last), self.weights.model
-        if batches is None:
-            return
-        drawn = self.options.bn_batches is None and self.options.recalibrate in ("auto", True)
-        with self._ranks.together("batch-norm statistics"):
-            norms = recalibrate(model, batches, partial(self._loss_fn, model) if drawn else None)
-        if self._ranks.size > 1:
-            average_statistics(norms, self._ranks.sum_)
-
-    def _norm_batches(self, is_last: bool) -> Iterable[Batch] | None:
-        """What batch-norm statistics are re-estimated on after this step; None: they stay."""
-        asked = self.options.recalibrate
-        if self.options.bn_batches is not None or not is_last or asked is False:
-            return self.options.bn_batches
-        if asked == "auto" and not running_norms(self.weights.model):
-            return None
-        return self.stream.peek(self.num_batches) if isinstance(asked, bool | str) else asked
+        asked, model, forward = self.options.recalibrate, self.weights.model, None
+        batches: Any = self.options.bn_batches
+        if batches is None and is_last and asked is not False and running_norms(model):
+            batches = asked
+            if isinstance(asked, bool | str):
+                batches, forward = self.stream.peek(self.num_batches), partial(self._loss_fn, model)
+        if batches is not None:
+            with self._ranks.together("batch-norm statistics"):
+                norms = recalibrate(model, batches, forward)
+            if self._ranks.size > 1:
+                average_statistics(norms, self._ranks.sum_)
 
     def _mean_loss(self) -> float:
         """The mean over a few batches that stay the same, those of all ranks, in eval mode."""

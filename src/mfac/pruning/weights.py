@@ -128,8 +128,19 @@ class LayerCall:
 
     @cached_property
     def unfolded(self) -> Float[Tensor, "n inputs positions"]:
-        assert isinstance(self.module, nn.Conv1d | nn.Conv2d)
-        return _unfolded(self.module, self.x)
+        """The inputs of each position of a convolution: channels x kernel."""
+        layer: Any = self.module
+        x = self.x.to(torch.promote_types(self.x.dtype, torch.float32))
+        kernel, stride, dilation, padding = layer.kernel_size, layer.stride, layer.dilation, layer.padding
+        sides: list[int] = []
+        for dim in range(len(kernel) - 1, -1, -1):
+            reach = dilation[dim] * (kernel[dim] - 1)
+            before = padding[dim] if not isinstance(padding, str) else reach // 2 if padding == "same" else 0
+            sides += [before, before if padding != "same" else reach - reach // 2]
+        x = F.pad(x, sides, "constant" if layer.padding_mode == "zeros" else layer.padding_mode)
+        if len(kernel) == 1:
+            return F.unfold(x[:, :, None], (1, *kernel), (1, *dilation), 0, (1, *stride))
+        return F.unfold(x, kernel, dilation, 0, stride)
 
     @property
     def has_positions(self) -> bool:
@@ -246,18 +257,3 @@ def _check_parametrized(model: nn.Module, targets: Mapping[str, Tensor]) -> None
         if remedy is not None:
             found = f"{name} is no weight of a layer: {plain} is computed from it"
             raise ValueError(f"{found}; make {plain} a parameter again by {remedy}, or leave it out with ignore=")
-
-
-def _unfolded(layer: nn.Conv1d | nn.Conv2d, x: Float[Tensor, "n channels ..."]) -> Float[Tensor, "n inputs positions"]:
-    """The inputs of each position of a convolution: channels x kernel."""
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
-    kernel, stride, dilation, padding = layer.kernel_size, layer.stride, layer.dilation, layer.padding
-    sides: list[int] = []
-    for dim in range(len(kernel) - 1, -1, -1):
-        reach = dilation[dim] * (kernel[dim] - 1)
-        before = padding[dim] if not isinstance(padding, str) else reach // 2 if padding == "same" else 0
-        sides += [int(before), int(before) if padding != "same" else reach - reach // 2]
-    x = F.pad(x, sides, "constant" if layer.padding_mode == "zeros" else layer.padding_mode)
-    if len(kernel) == 1:
-        return F.unfold(x[:, :, None], (1, *kernel), (1, *dilation), 0, (1, *stride))
-    return F.unfold(x, kernel, dilation, 0, stride)
