@@ -6,10 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from cli_cases import QUICK
-from models import cross_entropy
-from torch import nn
+from models import mlp
 from typer.testing import CliRunner
 
 import mfac
@@ -84,24 +82,19 @@ def test_importing_mfac_imports_nothing_heavy():
             assert not names & heavy, path
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_no_print_no_logging_set_up_no_global_torch_flag(module):
-    forbidden = {"torch.set_default_dtype", "torch.set_num_threads", "torch.set_float32_matmul_precision",
-                 "torch.use_deterministic_algorithms", "torch.manual_seed", "logging.basicConfig", "print"}  # fmt: skip
-    tree = ast.parse(MODULES[module].read_text())
-    used = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    if module == "gradients.model_state":  # which restores the random states it has set
-        forbidden.remove("torch.manual_seed")
-    assert module.startswith("app") or not used & forbidden
-    assert not any(name.startswith("torch.backends") for name in used)
-
-
 PRIVATE = re.compile(r"torch\._C\b|_execution_engine|\._saved_|_functorch|_global_backward|_global_forward")
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_no_private_torch_no_module_without_a_name_none_too_large(module):
+def test_no_print_no_logging_set_up_no_global_torch_flag_nothing_private_no_module_too_large(module):
+    forbidden = {"torch.set_default_dtype", "torch.set_num_threads", "torch.set_float32_matmul_precision",
+                 "torch.use_deterministic_algorithms", "torch.manual_seed", "logging.basicConfig", "print"}  # fmt: skip
     text = MODULES[module].read_text()
+    used = {ast.unparse(node.func) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)}
+    if module == "gradients.model_state":  # which restores the random states it has set
+        forbidden.remove("torch.manual_seed")
+    assert module.startswith("app") or not used & forbidden
+    assert not any(name.startswith("torch.backends") for name in used)
     assert not PRIVATE.search(text)
     assert MODULES[module].stem not in ("utils", "util", "common", "helpers", "misc", "types")
     assert len(text.splitlines()) <= 400, "is there a noun hiding in it?"
@@ -128,35 +121,30 @@ def test_public_names_are_all_there_documented_and_in_the_reference():
 # Walks: the files in which a function runs during a call are those that docs/architecture.md lists, in any order.
 
 
-def network():
-    model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 5))
-    return model, [(torch.randn(8, 20), torch.randint(5, (8,))) for _ in range(40)]
-
-
 def to_the_diagonal():
-    model, batches = network()
-    mfac.StaticInverseFisher(mfac.collect_gradients(model, cross_entropy, batches, 16), 1e-3).diagonal()
+    case = mlp(128)
+    rows = mfac.collect_gradients(case.model, case.loss_fn, case.batches(8), 16)
+    mfac.StaticInverseFisher(rows, 1e-3).diagonal()
 
 
 def to_a_step():
-    model, batches = network()
-    optimizer = mfac.MFAC(model.parameters(), num_grads=8)
-    for batch in batches[:10]:
+    case = mlp(80)
+    optimizer = mfac.MFAC(case.model.parameters(), num_grads=8)
+    for batch in case.batches(8):
         optimizer.zero_grad()
-        cross_entropy(model, batch).backward()
+        case.loss_fn(case.model, batch).backward()
         optimizer.step()
 
 
 def to_a_pruned_model():
-    model, batches = network()
-    mfac.prune(model, cross_entropy, batches, 0.5)
+    case = mlp(320)
+    mfac.prune(case.model, case.loss_fn, case.batches(8), 0.5)
 
 
 WALKS = {"diagonal": (to_the_diagonal, 12), "step": (to_a_step, 14), "prune": (to_a_pruned_model, 21)}
 
 
 def files_visited(call):
-    """The files of the package in which a function is called."""
     seen = set()
 
     def look(frame, event, _):

@@ -65,8 +65,7 @@ def close(answer, truth, tolerance=1e-3):
     size, tolerance = mpmath.norm(truth), max(tolerance, 4 * limits.eps)
     if size > limits.max / 2:
         return True
-    error = mpmath.norm(mpmath.matrix(found) - truth)
-    return error <= tolerance * size + len(found) * limits.smallest_normal
+    return mpmath.norm(mpmath.matrix(found) - truth) <= tolerance * size + len(found) * limits.smallest_normal
 
 
 @fuzz
@@ -86,8 +85,7 @@ def test_windows(data, m, d, exponent, kind):
             continue
         n = op.num_seen
         inverse = dense_inverse(op.rows[:n], op.damping, n if normalize == "seen" else m)
-        last = op.rows[(op._updates - 1) % m].double().tolist()
-        assert close(step, inverse * mpmath.matrix(last))
+        assert close(step, inverse * mpmath.matrix(op.rows[(op._updates - 1) % m].double().tolist()))
     n = op.num_seen
     assume(n)
     x, inverse = data.draw(tensors(d)), dense_inverse(op.rows[:n], op.damping, n if normalize == "seen" else m)

@@ -14,8 +14,6 @@ import mfac
 ROOT = Path(__file__).parent.parent
 FRAGMENTS = {"training_frameworks.md"}  # a few lines for each framework; examples/ has them whole, and tested
 PAGES = sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("docs/*.md"))
-
-
 # What some pages have computed in the end.
 ENDS = {
     "README.md": lambda names: (

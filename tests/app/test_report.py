@@ -93,8 +93,7 @@ def test_a_sentence_and_a_small_table_come_first():
 def test_the_sentence_follows_the_measure_and_falls_back_to_the_loss():
     run = cases.pruning()
     run["task"] |= {"measure": "perplexity", "higher_is_better": False}
-    sentence = page_of(run).texts("p", "lede")[0]
-    assert sentence.startswith("At 90 % sparsity magnitude has perplexity 0.4250, mfac")
+    assert page_of(run).texts("p", "lede")[0].startswith("At 90 % sparsity magnitude has perplexity 0.4250, mfac")
     run = cases.pruning(dense={"loss": 0.0746, "measure": None})
     run["cells"] = [cell | {"measure": None} for cell in run["cells"]]
     found = page_of(run)

@@ -155,9 +155,11 @@ def test_compressed_rows_can_be_loaded_on_as_many_ranks_only(rank_pool, tmp_path
 
 
 @on_ranks(2)
-def test_a_full_state_of_sharded_parameters_loads_again(group):
+def test_a_full_state_of_sharded_parameters_loads_again_and_shares_are_not_taken_for_the_whole(group):
     """A whole state on every rank, as get_optimizer_state_dict gathers it."""
     training, twin = Training(group, "fsdp", momentum=0.9).steps(range(SAVED)), Training(group, "fsdp", momentum=0.9)
+    with pytest.raises(ValueError, match=r"the saved state of 0.weight is sharded over 2 ranks; save and load it with"):
+        Training(None, "ddp").optimizer.load_state_dict(training.optimizer.state_dict())
     options = StateDictOptions(full_state_dict=True)
     state = get_optimizer_state_dict(training.model, training.optimizer, options=options)
     assert state["state"]["0.weight"]["rows"].shape == (8, 7, 5)
@@ -165,10 +167,3 @@ def test_a_full_state_of_sharded_parameters_loads_again(group):
     set_optimizer_state_dict(twin.model, twin.optimizer, state, options=options)
     weights, resumed = (each.steps(range(SAVED, SAVED + MORE)).weights() for each in (training, twin))
     torch.testing.assert_close(resumed, weights, rtol=1e-12, atol=1e-13)
-
-
-@on_ranks(2)
-def test_shares_are_not_taken_for_the_whole(group):
-    state = Training(group, "fsdp").steps(range(SAVED)).optimizer.state_dict()
-    with pytest.raises(ValueError, match=r"the saved state of 0.weight is sharded over 2 ranks; save and load it with"):
-        Training(None, "ddp").optimizer.load_state_dict(state)

@@ -74,15 +74,13 @@ def alone(num_grads, options):
     ids=str,
 )
 def test_the_rows_of_one_process(rank_pool, size, options):
-    found = torch.cat(rank_pool.run(size, collected, 11, options), 1)
-    assert torch.equal(found, alone(11, options))
+    assert torch.equal(torch.cat(rank_pool.run(size, collected, 11, options), 1), alone(11, options))
 
 
 @pytest.mark.parametrize(("piece_rows", "num_grads"), [(1, 2), (2, 7), (3, 13)])
 def test_in_any_pieces(rank_pool, piece_rows, num_grads):
     """Rows that the ranks do not divide, ranks that have none to make, columns sent a few at a time."""
-    found = torch.cat(rank_pool.run(3, collected, num_grads, {}, piece_rows), 1)
-    assert torch.equal(found, alone(num_grads, {}))
+    assert torch.equal(torch.cat(rank_pool.run(3, collected, num_grads, {}, piece_rows), 1), alone(num_grads, {}))
 
 
 @pytest.mark.parametrize(("size", "chunk_size"), [(2, None), (2, 1), (3, 5)])
@@ -94,7 +92,6 @@ def test_samples_of_a_distributed_sampler(rank_pool, size, chunk_size):
 
 
 def one_sample_after_the_other(group, num_grads, chunk_size):
-    """Samples are dealt as a DistributedSampler deals them."""
     case = mlp(12)
     data = torch.utils.data.TensorDataset(*case.batch)
     sampler = torch.utils.data.DistributedSampler(data, group.size(), group.rank(), shuffle=False)

@@ -71,7 +71,6 @@ def test_pieces_side_by_side_are_the_answers_of_the_dense_matrix(rank_pool, size
 REFUSED = {
     "other arguments": ({"num_grads": 6}, ValueError, "the window must be the same on every rank: rank 1 has"),
     "a bad argument": ({"damping": -1.0}, ValueError, "the window must be the same on every rank: rank 1 has"),
-    "another storage": ({"window": torch.int8}, ValueError, "the window must be the same on every rank: rank 1 has"),
     "no columns": ({"dim": 0}, ValueError, "dim must be a positive int, not 0"),
     "no memory": ({"dim": 10**10}, MemoryError, "a window of 5 gradients of 10000000000 weights"),
 }
@@ -85,8 +84,6 @@ def test_what_is_wrong_on_one_rank_is_refused_on_all(group, case):
     with pytest.raises(error, match=message):
         DynamicInverseFisher(**({"num_grads": M, "dim": 4, "damping": LAMBDA, "process_group": group} | mine))
 
-
-# Several devices of one process.
 
 DEVICES = ["cpu", "cpu", "cpu"]
 

@@ -18,7 +18,6 @@ STEPS = {"masks": 14, "momentum_l2": 68, "clipped": 24, "full_matrix": 14}  # fa
 
 
 def trained(group, way, steps, options=None):
-    """Weights and figures of every case."""
     results = {}
     for name, count in steps.items():
         training = Training(group, way, **(CASES[name] | (options or {}))).steps(range(count))
@@ -28,7 +27,6 @@ def trained(group, way, steps, options=None):
 
 @pytest.fixture(scope="module")
 def alone():
-    """What one process makes of every case."""
     return trained(None, "ddp", STEPS)
 
 
@@ -55,7 +53,7 @@ def measured(group, way):
 
 
 def test_memory_and_messages_of_a_step(rank_pool):
-    """Data parallel: m numbers are summed and the step is gathered. Fully sharded: m numbers are summed."""
+    """Data parallel: m numbers are summed, the step is gathered. Fully sharded: they are summed. One rank: nothing."""
     d, m = 5 * 7 + 7 + 7 * 3 + 3, SETTINGS["num_grads"]
     for held, columns, messages in rank_pool.run(3, measured, "ddp"):
         assert held == 8 * m * columns  # an even share, but for what is left over of every parameter
@@ -68,9 +66,6 @@ def test_memory_and_messages_of_a_step(rank_pool):
     for held, columns, messages in ranks:
         assert held <= 8 * m * columns
         assert [(numbers, size) for _, numbers, size in messages] == [(m, 8 * m)]
-
-
-def test_one_rank_sends_nothing(rank_pool):
     for way in WAYS:
         ((_, _, messages),) = rank_pool.run(1, measured, way)
         assert messages == []
@@ -99,8 +94,7 @@ def by_hand(group, way):
             optimizer.add_param_group({"params": [params[3]], "lr": 0.01})
         for number, parameter in enumerate(params):
             gradient = draw(*parameter.shape)
-            present = parameter.requires_grad and (number, step) != (0, 8)
-            parameter.grad = gradient if present else None
+            parameter.grad = gradient if parameter.requires_grad and (number, step) != (0, 8) else None
         optimizer.step()
     whole = [parameter.full_tensor() if placed else parameter for parameter in params]
     return [tensor.detach().clone() for tensor in whole]

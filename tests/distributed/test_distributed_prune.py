@@ -1,12 +1,11 @@
 """Pruning on several ranks: the same masks and weights on all of them, and those of one process with all batches."""
 
 import importlib
-import itertools
 from pathlib import Path
 
 import pytest
 import torch
-from models import cross_entropy
+from models import cross_entropy, failing_loss
 from pruning_cases import PAPER
 from rank_pool import on_ranks
 from states import same, unchanged
@@ -137,19 +136,6 @@ def test_gradual_pruning_keeps_ranks_alike(rank_pool):
         assert all(int((state[name] == 0).sum()) >= int((~mask).sum()) for name, mask in masks.items())
 
 
-def broken(at, error):
-    """A loss that fails at one of its calls; without an error it is not finite from then on."""
-    calls = itertools.count(1)
-
-    def loss_fn(model, batch):
-        call = next(calls)
-        if error is not None and call == at:
-            raise error
-        return cross_entropy(model, batch) * (torch.nan if error is None and call >= at else 1)
-
-    return loss_fn
-
-
 def interrupted(group, change, at):
     """The error of this rank where the last one fails; the masks of the steps that were complete, and the weights."""
     model, batches = problem()
@@ -161,7 +147,7 @@ def interrupted(group, change, at):
         if change == "on_step" and rank == size - 1 and len(steps) == 2:
             raise KeyboardInterrupt
 
-    loss_fn = cross_entropy if rank < size - 1 or change == "on_step" else broken(at, change)
+    loss_fn = cross_entropy if rank < size - 1 or change == "on_step" else failing_loss(at, change)
     try:
         prune(model, loss_fn, batches[rank::size], 0.6, on_step=on_step, process_group=group, **QUICK)
     except BaseException as error:

@@ -52,5 +52,4 @@ def test_scaled_convolutions_have_standardised_weights():
     layer.gain.data.fill_(2.0)
     x = torch.randn(2, 3, 6, 6).double()
     weight = torch.stack([(w - w.mean()) / (w - w.mean()).norm() * 2 for w in layer.weight.detach()])
-    expected = nn.functional.conv2d(x, weight, layer.bias, padding=1)
-    assert torch.allclose(layer(x), expected, rtol=1e-4)
+    assert torch.allclose(layer(x), nn.functional.conv2d(x, weight, layer.bias, padding=1), rtol=1e-4)

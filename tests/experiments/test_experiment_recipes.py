@@ -46,8 +46,7 @@ def test_a_recipe_runs_draws_and_is_not_run_twice(name, tmp_path, capsys):
     files = {path.name: path.read_text() for path in tmp_path.glob("*.json")}
     assert files
     assert all(json.loads(text)["cells"] for text in files.values())
-    picture = RECIPES[name].plot(request)
-    assert picture.stat().st_size > 5000
+    assert RECIPES[name].plot(request).stat().st_size > 5000
     capsys.readouterr()
     RECIPES[name].run(request)  # every cell is there: nothing is computed again
     assert " ..." not in capsys.readouterr().out
@@ -73,17 +72,13 @@ def test_an_interrupted_training_ends_as_one_that_was_not(tmp_path):
 
 def test_a_training_that_diverges_stops_and_says_so():
     model = network()
-    run = Training(model, torch.optim.SGD(model.parameters(), float("inf")), Batches(), 20, cosine)
-    record = run.run()
+    record = Training(model, torch.optim.SGD(model.parameters(), float("inf")), Batches(), 20, cosine).run()
     assert not record["finished"]
     assert last_loss(record) == float("inf")
 
 
-def test_the_learning_rates_of_table_1_are_the_papers():
+def test_learning_rates_of_table_1_and_memory_of_table_2_are_those_of_the_formulas():
     assert [table1.learning_rate(e) for e in (0, 29, 30)] == pytest.approx([0.005, 0.005, 0.005 * 0.92])
-
-
-def test_memory_of_table_2_is_that_of_the_formulas():
     lengths = table2.block_lengths(25, 10, None)
     assert lengths == {10: 2, 5: 1}
     assert table2.woodfisher_bytes(lengths) == 4 * (2 * 100 + 25)

@@ -60,8 +60,7 @@ def test_resnet20_comes_trained():
     assert task.pretrain is None
     assert float((model(images).argmax(1) == labels).float().mean()) > 0.88
     assert sum(p.numel() for p in model.parameters()) == 272_474
-    batch = next(iter(task.train_batches()))
-    assert float(task.loss(model, batch).detach()) < 0.3
+    assert float(task.loss(model, next(iter(task.train_batches()))).detach()) < 0.3
 
 
 @needs_data

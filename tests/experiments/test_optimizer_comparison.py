@@ -45,12 +45,9 @@ def test_a_search_goes_on_while_the_best_is_at_an_end(best, tries):
     assert sorted(map(int, seen)) == tries
 
 
-def test_a_setting_that_an_optimizer_does_not_have_is_refused():
+def test_steps_to_a_mark_are_interpolated_and_a_setting_that_an_optimizer_does_not_have_is_refused():
     with pytest.raises(SystemExit, match="AdamW has no setting 'lr 7'"):
         optimizers.compare("digits", "AdamW", setting="lr 7")
-
-
-def test_steps_to_a_mark_are_interpolated():
     run = {"tests": [{"step": 10, "accuracy": 50.0}, {"step": 20, "accuracy": 90.0}]}
     assert optimizers.steps_to(run, 80.0) == 17.5
 
@@ -60,9 +57,6 @@ def test_models_without_texts_train(name, monkeypatch):
     monkeypatch.setattr(ten_models, "STEPS", 10)
     found = ten_models.train(name, mfac.FullMatrixAdam, 1)
     assert 0 < found["end"] < 1.1 * found["start"]
-
-
-# Storages of the window, compared.
 
 
 def test_steps_beside_an_uncompressed_run_and_whole_runs_are_saved_and_told(monkeypatch, capsys, tmp_path):

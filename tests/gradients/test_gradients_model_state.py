@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from models import cnn, cross_entropy, failing_loss, mlp
+from models import cnn, cross_entropy, failing_loss, mlp, noisy
 from states import same
 from torch import nn
 
@@ -63,17 +63,9 @@ def test_called_where_gradients_are_off(context, per_sample):
     assert torch.equal(rows, expected)
 
 
-def outputs(model, batch):
-    return model(batch[0]) + torch.randn(3)
-
-
-def noisy(model, batch):
-    return cross_entropy(model, batch) * torch.rand(())
-
-
 @pytest.mark.parametrize(
     "options",
-    [{}, {"per_sample": True}, {"fisher": "sampled", "output_fn": outputs}],
+    [{}, {"per_sample": True}, {"fisher": "sampled", "output_fn": lambda m, b: m(b[0]) + torch.randn(3)}],
     ids=["batches", "samples", "drawn labels"],
 )
 def test_batches_that_are_drawn_at_random_are_not_disturbed_by_the_rows(options):

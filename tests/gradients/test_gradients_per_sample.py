@@ -25,23 +25,22 @@ def assert_same_rows(rows: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-6 * expected.abs().max().item())
 
 
-class Changing(nn.Module):
+class Changing(nn.Sequential):
     """Changes the outputs of its layers in place."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.mix = nn.Embedding(9, 4), nn.Linear(4, 4)
-        self.convolve = nn.Conv1d(4, 3, 3, padding=1)
-
     def forward(self, tokens: Tensor) -> Tensor:
-        hidden = self.embed(tokens)
+        hidden = self[0](tokens)
         hidden *= 2
-        return self.convolve(self.mix(hidden).tanh_().transpose(1, 2)).sigmoid_().mean(2)
+        return self[2](self[1](hidden).tanh_().transpose(1, 2)).sigmoid_().mean(2)
+
+
+def changing() -> Case:
+    model = Changing(nn.Embedding(9, 4), nn.Linear(4, 4), nn.Conv1d(4, 3, 3, padding=1))
+    return Case(model, cross_entropy, (torch.randint(9, (6, 5)), torch.randint(3, (6,))))
 
 
 MAPPED = {name: build for name, build in CASES.items() if build().is_mapped}
-MAPPED |= {"bert": bert, "bert, not padded": lambda: bert(padded=False)}
-MAPPED["changing"] = lambda: Case(Changing(), cross_entropy, (torch.randint(9, (6, 5)), torch.randint(3, (6,))))
+MAPPED |= {"bert": bert, "bert, not padded": lambda: bert(padded=False), "changing": changing}
 
 
 @pytest.mark.parametrize("build", MAPPED.values(), ids=MAPPED)
@@ -89,11 +88,6 @@ def doubling(x: Tensor) -> Tensor:
     return x
 
 
-def drawn_factors(x: Tensor) -> Tensor:
-    """The same for each sample; mapped, each would have had its own."""
-    return x * torch.rand(3, generator=torch.Generator().manual_seed(1))
-
-
 def backward_in_the_loss(model: nn.Module, batch) -> Tensor:
     inputs = batch[0].clone().requires_grad_()
     torch.autograd.backward(cross_entropy(model, (inputs, batch[1])), inputs=[inputs])
@@ -118,7 +112,10 @@ UNMAPPED = {
     ),
     "held parameters": (lambda: mlp()._replace(model=Holding()), f"weight {REFERENCE}"),
     "a parameter in a closure": (used_by_a_closure, f"scale {REFERENCE}"),
-    "a generator of its own": (lambda: of_outputs(drawn_factors), "rand draws from a generator of its own"),
+    "a generator of its own": (  # of the same factors for each sample; mapped, each would have had its own
+        lambda: of_outputs(lambda x: x * torch.rand(3, generator=torch.Generator().manual_seed(1))),
+        "rand draws from a generator of its own",
+    ),
     "hook of an output": (lambda: of_outputs(doubling), NO_MAP),
     "backward in the loss": (lambda: mlp()._replace(loss_fn=backward_in_the_loss), NO_MAP),
     "scripted": (lambda: mlp()._replace(model=torch.jit.script(mlp().model)), "it has a scripted module"),
@@ -135,28 +132,26 @@ def test_what_cannot_be_mapped_is_taken_one_by_one_with_one_warning(build, messa
     assert_same_rows(rows, expected_rows(case))
 
 
-class Caching(nn.Module):
+class Caching(nn.Sequential):
     """Keeps what it has computed once, and notes that it has."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.cached = nn.Linear(4, 3), False
+    cached = False
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.cached:
             self.scale, self.cached = x.new_full((4,), 2.0), True
-        return self.layer(x * self.scale)
+        return self[0](x * self.scale)
 
 
 @pytest.mark.parametrize("pruned", [False, True])
 def test_no_tensor_of_vmap_is_left_in_the_model(pruned):
     """Neither for the next chunk nor afterwards; hooks of torch.nn.utils.prune set `weight` as a plain attribute."""
-    case = Case(Caching(), cross_entropy, (torch.randn(6, 4), torch.randint(3, (6,))))
+    case = Case(Caching(nn.Linear(4, 3)), cross_entropy, (torch.randn(6, 4), torch.randint(3, (6,))))
     if pruned:
-        torch.nn.utils.prune.random_unstructured(case.model.layer, "weight", 0.5)
-    before = case.model.layer.weight.detach().clone()
+        torch.nn.utils.prune.random_unstructured(case.model[0], "weight", 0.5)
+    before = case.model[0].weight.detach().clone()
     rows = collect(case, method="vmap", chunk_size=2)
-    torch.testing.assert_close(case.model.layer.weight.detach(), before, rtol=0, atol=0)
+    torch.testing.assert_close(case.model[0].weight.detach(), before, rtol=0, atol=0)
     assert_same_rows(rows, expected_rows(case))
 
 
@@ -180,7 +175,6 @@ def test_an_error_of_the_loss_itself_is_the_one_that_is_raised():
 
 def test_tokens_that_repeat_are_added_in_their_order():
     """By two threads, whose samples meet in the middle of one: an addition that does not keep the order shows here."""
-    torch.manual_seed(0)
     tokens, gradients = torch.randint(3, (7, 64)), torch.randn(7, 64, 128)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -208,19 +202,14 @@ def test_rows_in_another_dtype(dtype):
 def test_autocast():
     case = CASES["embedding"]()
     with torch.autocast("cpu", torch.bfloat16):
-        rows = collect(case, method="vmap")
-        torch.testing.assert_close(rows, expected_rows(case), rtol=0.1, atol=0.02)
+        torch.testing.assert_close(collect(case, method="vmap"), expected_rows(case), rtol=0.1, atol=0.02)
 
 
-class Tied(nn.Module):
+class Tied(nn.Sequential):
     """Reads tokens and scores classes with the same matrix, so that its rows are copied for each sample."""
 
-    def __init__(self, **options) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(10, 4, **options)
-
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.tokens(tokens).mean(1) @ self.tokens.weight[:3].t()
+        return self[0](tokens).mean(1) @ self[0].weight[:3].t()
 
 
 @pytest.mark.parametrize(
@@ -229,10 +218,9 @@ class Tied(nn.Module):
      {"padding_idx": 8, "scale_grad_by_freq": True}],
 )  # fmt: skip
 def test_the_padding_entry_of_every_sample_has_no_gradient(options):
-    torch.manual_seed(0)
-    tokens = torch.randint(10, (6, 5))
+    tokens, embed = torch.randint(10, (6, 5)), nn.Embedding(10, 4, **options)
     tokens[:, :2] = torch.tensor([3, 8])
-    for model in (Tied(**options), nn.Sequential(nn.Embedding(10, 4, **options), nn.Flatten(), nn.Linear(20, 3))):
+    for model in (Tied(embed), nn.Sequential(embed, nn.Flatten(), nn.Linear(20, 3))):
         case = Case(model, cross_entropy, (tokens, torch.randint(3, (6,))))
         assert_same_rows(collect(case, method="vmap"), expected_rows(case))
 

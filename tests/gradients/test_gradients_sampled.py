@@ -38,8 +38,7 @@ def test_several_labels_a_sample(is_flat):
         logits, targets = logits.transpose(1, 2).flatten(0, 1), targets.flatten()
     third = slice(10, 15) if is_flat else slice(2, 3)
     together = draw_targets(nn.CrossEntropyLoss(), logits, targets, [3, 4, 5, 6])
-    alone = draw_targets(nn.CrossEntropyLoss(), logits[third], targets[third], [5])
-    assert torch.equal(alone, together[third])
+    assert torch.equal(draw_targets(nn.CrossEntropyLoss(), logits[third], targets[third], [5]), together[third])
 
 
 @pytest.mark.parametrize("criterion", [nn.MSELoss(), F.mse_loss, nn.BCEWithLogitsLoss(), nn.NLLLoss()])
@@ -94,30 +93,19 @@ def test_inputs_as_arguments():
     assert repr(loss_fn) == "criterion_loss(MSELoss())"
 
 
-def test_ready_losses_refuse_other_batches():
-    with pytest.raises(ValueError, match=r"criterion_loss needs batches \(inputs, targets\), this one is a tuple of 3"):
-        criterion_loss(nn.MSELoss())(nn.Identity(), (1, 2, 3))
-    message = r"a model whose output has .loss; are the labels in the batch\? Or use criterion_loss"
+OTHER_BATCHES = [
+    (model_loss, mlp().model, mlp().batch,
+     r"Sequential does not take a tuple of 2: too many .*; use criterion_loss\(criterion\) for batches"),
+    (criterion_loss(nn.MSELoss()), nn.Identity(), (1, 2, 3), r"needs batches \(inputs, targets\), .* a tuple of 3"),
+    (model_loss, nn.Identity(), torch.ones(2), r"output has .loss; are the labels in the batch\? Or use criterion"),
+    (model_loss, nn.Linear(2, 2), {"inputs": torch.zeros(1, 2), "labels": torch.zeros(1)},
+     r"Linear does not take a batch of inputs, labels: .*; use criterion_loss\(criterion\)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("loss_fn", "model", "batch", "message"), OTHER_BATCHES, ids=range(4))
+def test_ready_losses_refuse_other_batches_and_hide_no_error_of_the_model(loss_fn, model, batch, message):
     with pytest.raises(ValueError, match=message):
-        model_loss(nn.Identity(), torch.zeros(2))
-
-
-@pytest.mark.parametrize(("per_sample", "fisher"), [(False, "sampled"), (True, "empirical")])
-def test_model_loss_says_what_to_do_with_pairs(per_sample, fisher):
-    case = mlp()
-    message = r"Sequential does not take a tuple of 2: too many .*; use criterion_loss\(criterion\) for batches"
-    with pytest.raises(ValueError, match=message):
-        collect_gradients(case.model, model_loss, [case.batch], 1, per_sample=per_sample, fisher=fisher)
-
-
-def test_model_loss_names_arguments_that_the_model_does_not_take_and_hides_no_error_of_its_own():
-    message = r"Linear does not take a batch of inputs, labels: .*; use criterion_loss\(criterion\)"
-    with pytest.raises(ValueError, match=message):
-        model_loss(nn.Linear(2, 2), {"inputs": torch.zeros(1, 2), "labels": torch.zeros(1)})
-
-    class Broken(nn.Module):
-        def forward(self, x):
-            return x + None
-
-    with pytest.raises(TypeError, match="unsupported operand"):
-        model_loss(Broken(), {"x": torch.zeros(1)})
+        loss_fn(model, batch)
+    with pytest.raises(TypeError, match="must be Tensor, not NoneType"):
+        model_loss(nn.Linear(2, 2), {"input": None})

@@ -61,8 +61,7 @@ def test_equals_dense(build, rows, damping, tmp_path):
         return
     op, (dense, logdet) = built.op, truth(built, damping)
     x = torch.randn(rows.shape[1], 3, dtype=op.dtype)
-    spanned = rows.to(op.dtype).T @ torch.randn(len(rows), dtype=op.dtype)
-    for y in (x, x[:, 0], spanned):
+    for y in (x, x[:, 0], rows.to(op.dtype).T @ torch.randn(len(rows), dtype=op.dtype)):
         assert not y.any() or keeps(built, lambda y=y: op @ y, dense @ oracle.wide(y))
     i, j = torch.meshgrid(torch.arange(rows.shape[1]), torch.arange(rows.shape[1]), indexing="ij")
     assert keeps(built, lambda: op[i, j], dense)
@@ -145,21 +144,15 @@ def test_damping_can_be_changed(built, damping):
         with pytest.raises(ValueError, match=r"needs more digits .* with overwrite=False"):
             built.op.damping = damping
         damping = 1e-2
-    for value in (1e30, damping):  # far away, and back
-        built.op.damping = value
-    dense, logdet = truth(built, damping)
     x = torch.randn(40)
+    built.op.damping = 1e8  # far away, where only x/λ is left, and back
+    assert torch.allclose(built.op @ x, x / 1e8, rtol=1e-6, atol=0)
+    built.op.damping = damping
+    dense, logdet = truth(built, damping)
     assert built.op.damping == damping
     assert oracle.error(built.op @ x, dense @ oracle.wide(x)) < 1e-4
     assert oracle.worst(built.op.diagonal(), np.diag(dense)) < 1e-4
     assert float(built.op.logdet()) == pytest.approx(float(logdet))
-
-
-@pytest.mark.parametrize("build", OPERATORS.values(), ids=OPERATORS.keys())
-def test_huge_damping_leaves_x_over_damping(build, tmp_path):
-    op = build(mixed(12, 40), 1e8, tmp_path).op
-    x = torch.randn(40)
-    assert torch.allclose(op @ x, x / 1e8, rtol=1e-6, atol=0)
 
 
 def test_one_block_is_the_full_matrix_and_one_page_is_many():

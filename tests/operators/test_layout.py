@@ -24,8 +24,7 @@ def test_names_and_patterns(params):
 
 def test_tensors_come_in_the_models_order():
     model = mlp().model
-    layout = ParameterLayout(model, [model[2].bias, model[0].weight])
-    assert layout.names == ("0.weight", "2.bias")
+    assert ParameterLayout(model, [model[2].bias, model[0].weight]).names == ("0.weight", "2.bias")
     assert ParameterLayout(model, model.parameters()).dim == 66
 
 
@@ -58,6 +57,8 @@ def test_parameters_that_are_not_there(params, message):
         ParameterLayout(model, params)
     with pytest.raises(ValueError, match="no trainable parameter; call requires_grad_"):
         ParameterLayout(nn.ReLU())
+    with pytest.raises(ValueError, match="all parameters are empty; at least one is needed"):
+        ParameterLayout.of_tensors({"w": torch.zeros(0, 3)})
 
 
 def test_flatten_and_unflatten_are_inverse():
@@ -103,8 +104,3 @@ def test_masks_keep_only_the_chosen_coordinates():
 def test_masks_that_do_not_fit(masks, message):
     with pytest.raises(ValueError, match=message):
         ParameterLayout(mlp().model, "0.bias", masks)
-
-
-def test_parameters_without_any_element():
-    with pytest.raises(ValueError, match="all parameters are empty; at least one is needed"):
-        ParameterLayout.of_tensors({"w": torch.zeros(0, 3)})

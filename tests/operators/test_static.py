@@ -17,7 +17,6 @@ from mfac.static import _check_memory
 
 @pytest.fixture
 def loads(monkeypatch):
-    """Every load of columns, as it happens."""
     seen, load = [], Pages.load
     monkeypatch.setattr(Pages, "load", lambda pages, columns: seen.append(columns) or load(pages, columns))
     return seen
@@ -69,8 +68,7 @@ def test_a_file_modified_afterwards_is_noticed(tmp_path, damage):
     file.append(mixed(12, 40))
     os.utime(path, ns=(0, 0))  # long ago: clocks of file systems may stand still between two writes
     op = mfac.StaticInverseFisher(file, 1e-2)
-    x = op @ torch.ones(40)
-    assert torch.equal(pickle.loads(pickle.dumps(op)) @ torch.ones(40), x)
+    assert torch.equal(pickle.loads(pickle.dumps(op)) @ torch.ones(40), op @ torch.ones(40))
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(RuntimeError, match=r"modified in place \(or their file was\).*build it anew"):
         op @ torch.ones(40)
@@ -142,21 +140,14 @@ def test_bad_arguments_are_refused(grads, options, message):
         (torch.ones(40, dtype=torch.int32), "x must be a dense floating-point tensor, not torch.int32"),
         (torch.ones(40).numpy(), "x must be a dense floating-point tensor, not ndarray; convert with torch.as_tensor"),
         (torch.ones(40).to_sparse(), r"not a torch.sparse_coo one; convert with \.to_dense"),
+        (torch.eye(40)[:, :2] * torch.nan, "the vector has numbers that are not finite"),
+        (1 / torch.arange(80.0).view(40, 2), "the vector has numbers that are not finite"),
     ],
 )
 def test_bad_vectors_are_refused(x, message):
     op = mfac.StaticInverseFisher(mixed(12, 40))
-    for call in (op.__matmul__, op.quadratic_form):
-        with pytest.raises(ValueError, match=message):
-            call(x)
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_vectors_that_are_not_finite_are_told_from_too_small_a_damping(bad):
-    op, x = mfac.StaticInverseFisher(mixed(12, 40)), torch.ones(40, 2)
-    x[3, 1] = bad
     for call in (op.__matmul__, op.quadratic_form, op.solve):
-        with pytest.raises(ValueError, match="the vector has numbers that are not finite"):
+        with pytest.raises(ValueError, match=message):
             call(x)
 
 
@@ -200,13 +191,10 @@ def test_more_memory_than_there_is_is_refused_with_what_would_fit(monkeypatch, a
         mfac.StaticInverseFisher(mixed(12, 40), block_size=3)
 
 
-def test_gradients_that_do_not_fit_where_they_should_go_are_refused_with_a_page_size(monkeypatch):
+def test_gradients_and_dense_matrices_that_do_not_fit_are_refused(monkeypatch):
     monkeypatch.setattr("mfac.static.available_memory", lambda device: 4000)
     with pytest.raises(MemoryError, match=r"1.0 MiB to move the gradients there.*what would fit: page_size=9 "):
         _check_memory([BlockRun(0, 20_000, 1)], 2, 2**20, torch.device("meta"))
-
-
-def test_a_dense_matrix_that_does_not_fit_is_refused(monkeypatch):
     op = mfac.StaticInverseFisher(mixed(12, 40))
     monkeypatch.setattr("mfac.inverse_fisher.available_memory", lambda device: 1000)
     with pytest.raises(MemoryError, match=r"the dense 40 x 40 matrix takes .*use op @ x"):
@@ -239,6 +227,9 @@ def test_summed_blocks_refuse_what_is_for_gradients():
     with pytest.raises(ValueError, match="row 1 of the rows to be added is not finite"):
         sums.add(torch.tensor([[1.0], [float("nan")]]).expand(2, 40))
     assert sums.num_grads == 3
+    sums.add(torch.full((300, 40), 1e153, dtype=torch.float64))
+    with pytest.raises(ValueError, match="sums of products of gradients are not finite; scale the loss down"):
+        mfac.StaticInverseFisher(sums, 1e-2)
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=8).filter(any), st.integers(1, 40), st.integers(1, 50))
@@ -255,10 +246,3 @@ def test_blocks_cover_every_column_once_and_never_straddle(sizes, block_size, co
     for run in runs:
         covered = [column for piece in run.pieces(columns) for column in range(piece.columns.start, piece.columns.stop)]
         assert covered == list(range(run.start, run.stop))
-
-
-def test_sums_that_overflow_are_refused():
-    sums = mfac.FisherBlocks(8, 4)
-    sums.add(torch.full((300, 8), 1e153, dtype=torch.float64))
-    with pytest.raises(ValueError, match="sums of products of gradients are not finite; scale the loss down"):
-        mfac.StaticInverseFisher(sums, 1e-2)

@@ -79,8 +79,7 @@ def test_wider_rows_are_the_same_with_zeros_behind(kind, extra):
     rows = rows.widened(extra)
     assert rows.shape == (M, D + extra)
     assert torch.equal(rows.columns(M, 0, D + extra), torch.nn.functional.pad(G, (0, extra)))
-    row = write(rows, 2, torch.randn(D + extra))
-    assert torch.equal(rows.row(2), row)
+    assert torch.equal(write(rows, 2, torch.randn(D + extra)), rows.row(2))
     assert torch.equal(rows.row(3)[:D], G[3])
 
 
@@ -114,8 +113,7 @@ def test_stochastic_rounding_is_right_on_average_and_draws_from_itself():
     assert torch.equal(torch.get_rng_state(), before)
     scale = g.abs().max() / 127
     assert (mean - g).abs().max() < 0.1 * scale  # a standard error is at most scale / 2 / √1000, a sixth of this
-    nearest = built(torch.int8).encode(g).dense
-    assert (nearest - g).abs().max() > 0.3 * scale
+    assert (built(torch.int8).encode(g).dense - g).abs().max() > 0.3 * scale
     one, other = (built(mfac.Int8(stochastic=True, seed=seed)).encode(g).dense for seed in (0, 1))
     assert not torch.equal(one, other)
 
@@ -140,8 +138,7 @@ def test_a_step_is_the_inverse_times_the_row_as_stored(kind):
     op = window(kind)
     for i, g in enumerate(mixed(2 * M, D)):
         step = op.update_and_apply(g)
-        seen = min(i + 1, M)
-        stored = op.rows[:seen]
+        stored = op.rows[: i + 1]
         dense, _ = oracle.inverse(oracle.fisher(stored, 1e-2))
         assert oracle.error(step, dense @ oracle.wide(stored[i % M])) < 1e-4
 

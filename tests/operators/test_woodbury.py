@@ -6,23 +6,6 @@ from cases import mixed
 
 from mfac import products, woodbury
 
-DAMPING = 1e-2
-
-
-def test_factor_and_its_relatives_in_batches():
-    G = mixed(5 * 8, 20, 1.0, torch.float64).view(5, 8, 20)
-    K = products.gram(G, torch.float64)
-    L = woodbury.factor(K, 8 * DAMPING)
-    S = K + 8 * DAMPING * torch.eye(8, dtype=torch.float64)
-    b, B = torch.randn(5, 8, dtype=torch.float64), torch.randn(5, 8, 3, dtype=torch.float64)
-    assert torch.allclose(L @ L.mT, S)
-    assert torch.allclose(woodbury.inverse_factor(L) @ L, torch.eye(8, dtype=torch.float64).expand(5, 8, 8), atol=1e-9)
-    assert torch.allclose(woodbury.solve(L, b), torch.linalg.solve(S, b))
-    assert torch.allclose(woodbury.solve(L, B), torch.linalg.solve(S, B))
-    assert torch.allclose(woodbury.half_solve(L, b).square().sum(-1), (b * torch.linalg.solve(S, b)).sum(-1))
-    F = DAMPING * torch.eye(20, dtype=torch.float64) + G.mT @ G / 8
-    assert torch.allclose(woodbury.log_det_fisher(L, 8 * DAMPING, DAMPING, 20), torch.logdet(F))
-
 
 def test_a_matrix_beyond_float64_is_an_error_that_names_damping_scale_and_remedy():
     G = torch.full((3, 5), 1e12, dtype=torch.float64)

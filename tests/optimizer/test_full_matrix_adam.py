@@ -7,7 +7,6 @@ import torch
 from optimizers import full_matrix, loss_of, network, ready, train, trained
 from states import weights
 from torch import nn
-from torch.nn import functional as F
 
 from mfac import FullMatrixAdam
 from mfac.full_matrix_adam import full_matrix_coefficients, is_matrix, orthogonalized
@@ -116,8 +115,7 @@ def test_no_finite_gradient_is_an_error(value, orthogonalize):
 
 def test_it_descends_a_rotated_valley_faster_than_adam():
     """A quadratic of condition number 1e4 whose axes are not those of the weights."""
-    generator = torch.Generator().manual_seed(0)
-    axes = torch.linalg.qr(torch.randn(40, 40, generator=generator))[0]
+    axes = torch.linalg.qr(torch.randn(40, 40, generator=torch.Generator().manual_seed(0)))[0]
     H = axes @ torch.diag(torch.logspace(-4, 0, 40)) @ axes.T
 
     def last(build):
@@ -170,14 +168,11 @@ def test_a_group_can_opt_out_of_orthogonal_steps_and_vectors_keep_theirs():
 
 @pytest.mark.parametrize("window", [torch.bfloat16, torch.int8])
 def test_smaller_windows_follow_the_same_course(window):
-    model, _ = trained(full_matrix, 30, window=window)
-    other, _ = trained(full_matrix, 30)
-    inputs = torch.randn(64, 5, generator=torch.Generator().manual_seed(1))
-    loss, expected = (F.cross_entropy(each(inputs), inputs[:, :3].argmax(1)).item() for each in (model, other))
+    loss, expected = (loss_of(trained(full_matrix, 30, window=each)[0], 99).item() for each in (window, None))
     assert loss == pytest.approx(expected, rel=0.05)
 
 
-def test_what_belongs_to_the_window_is_one_for_all_groups():
+def test_what_belongs_to_the_window_is_one_for_all_groups_and_no_damping_is_automatic():
     _, optimizer = trained(full_matrix, 2)
     with pytest.raises(ValueError, match="power: one for all groups"):
         optimizer.add_param_group({"params": nn.Linear(2, 2).named_parameters(), "power": 1.0})
@@ -185,22 +180,6 @@ def test_what_belongs_to_the_window_is_one_for_all_groups():
     optimizer.param_groups[0]["betas"] = (0.8, 0.99)  # as a schedule does
     optimizer.add_param_group({"params": nn.Linear(2, 2).named_parameters()})
     assert optimizer.param_groups[1]["betas"] == (0.8, 0.99)
-
-
-@pytest.mark.parametrize("betas", [0.9, (0.9,), (0.9, 0.99, 0.999)])
-def test_betas_are_two(betas):
-    with pytest.raises(ValueError, match=r"betas must be two numbers, such as \(0.9, 0.99\)"):
-        full_matrix(network().parameters(), betas=betas)
-
-
-@pytest.mark.parametrize(("name", "value"), [("lr", "0.1"), ("weight_decay", None), ("power", "half")])
-def test_options_are_numbers(name, value):
-    with pytest.raises(ValueError, match=f"{name} must be 0 or more, and finite, not {value!r}"):
-        full_matrix(network().parameters(), **{name: value})
-
-
-def test_a_damping_that_is_relative_anyway_is_not_automatic():
-    _, optimizer = trained(full_matrix, 2)
     with pytest.raises(ValueError, match="damping must be a number or a function of the steps, not 'auto'"):
         optimizer.damping = "auto"
     assert optimizer.damping == 0.1

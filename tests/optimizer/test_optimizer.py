@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from optimizers import loss_of, train
+from optimizers import loss_of, mask_of, train
 from optimizers import network as small_network
 from torch import nn
 
@@ -14,17 +14,6 @@ M = 24
 
 def network():
     return small_network().double()
-
-
-def prune_half(model):
-    """Masks that remove half of the weights of every layer, and the model with them removed."""
-    generator = torch.Generator().manual_seed(2)
-    masks = {}
-    for name, tensor in model.named_parameters():
-        if tensor.ndim > 1:
-            masks[name] = torch.rand(tensor.shape, generator=generator) < 0.5
-            tensor.data *= masks[name]
-    return masks
 
 
 def flat(tensors):
@@ -59,7 +48,11 @@ def train_literally(model, steps, *, lr, damping, momentum=0.0, weight_decay=0.0
 )
 def test_150_steps_are_those_of_the_literal_algorithm(options):
     ours, theirs = network(), network()
-    masks = (prune_half(ours), prune_half(theirs))[0] if options.pop("masks", False) else None
+    masks = None
+    if options.pop("masks", False):
+        masks = {f"{layer}.weight": mask_of(ours[layer].weight) for layer in (0, 2)}
+        for model in (ours, theirs):
+            mfac.apply_masks(model, masks)
     optimizer = mfac.MFAC(ours.named_parameters(), 5e-3, M, 1e-3, masks=masks, **options)
     losses = train(ours, optimizer, range(150))
     decoupled = options.pop("decoupled_weight_decay", False)

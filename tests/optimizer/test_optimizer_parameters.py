@@ -5,7 +5,6 @@ import copy
 import pytest
 import torch
 from optimizers import (
-    SETTINGS,
     every_optimizer,
     loss_of,
     mask_of,
@@ -20,7 +19,7 @@ from optimizers import (
 from states import moved, same, unchanged, weights
 from torch import nn
 
-from mfac import MFAC, MFACPreconditioner, TopK
+from mfac import MFACPreconditioner, TopK
 
 FORMS = {
     "generator": lambda model: model.parameters(),
@@ -213,18 +212,3 @@ def test_pruned_weights_stay_exactly_zero(options):
     assert not model[0].weight[~MASK].any()
     assert not model[2].bias.any()
     assert (model[0].weight[MASK] != before[0][MASK]).all()
-
-
-def test_only_kept_weights_are_in_the_window():
-    """The steps are those of a model that never had the others."""
-    torch.manual_seed(3)
-    full, keep = torch.randn(12, dtype=torch.float64), torch.arange(12) % 3 > 0
-    pruned, small = (full * keep).requires_grad_(), full[keep].clone().requires_grad_()
-    optimizers = [MFAC([pruned], **SETTINGS, masks={pruned: keep}), MFAC([small], **SETTINGS)]
-    for _ in range(12):
-        pruned.grad = torch.randn(12, dtype=torch.float64)
-        small.grad = pruned.grad[keep]
-        for optimizer in optimizers:
-            optimizer.step()
-    assert torch.equal(pruned[keep], small)
-    assert optimizers[0].state_dict()["state"][0]["rows"].shape == (5, 8)

@@ -8,7 +8,6 @@ import torch
 import torch.distributed.checkpoint as dcp
 from optimizers import every_optimizer, every_storage, full_matrix, mask_of, masked, mfac, network, train, trained
 from states import same, through_a_file, unchanged, weights
-from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 
 from mfac import Int8, TopK
@@ -141,10 +140,6 @@ def test_distributed_checkpoints(build, named, tmp_path):
     assert_same_course((model, optimizer), (twin, fresh), range(8, 14))
 
 
-def groups_of(*sizes):
-    return [{"params": [nn.Parameter(torch.ones(3)) for _ in range(size)]} for size in sizes]
-
-
 OTHERS = {
     "order": (
         lambda model: mfac(list(model.parameters())[::-1]),
@@ -155,7 +150,10 @@ OTHERS = {
         "saved with 'thgiew.0' where this optimizer has '0.weight'; pass the parameters in the same order",
     ),
     "mask": (lambda model: masked(model.parameters()), "saved with another mask of 0.weight; build the optimizer with"),
-    "groups": (lambda model: mfac(groups_of(1, 1)), r"groups of \[1, 1\] parameters, .* has groups of \[4\]; build it"),
+    "groups": (
+        lambda model: mfac([{"params": model[0].weight}, {"params": model[0].bias}]),
+        r"groups of \[1, 1\] parameters, .* has groups of \[4\]; build it",
+    ),
     "FullMatrixAdam": (lambda model: full_matrix(model.parameters()), "another class of optimizer saved this state"),
     "Adam": (lambda model: torch.optim.Adam(model.parameters()), "no window of gradients, so another optimizer saved"),
 }

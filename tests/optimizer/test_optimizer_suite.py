@@ -43,7 +43,6 @@ def test_options_of_groups_equal_to_those_of_the_optimizer(build):
 
 
 def test_groups_with_their_own_decay_momentum_and_direction():
-    torch.manual_seed(1)
     params = [torch.randn(4, dtype=torch.float64).requires_grad_() for _ in range(5)]
     groups = [
         {"params": params[0], "weight_decay": 0.5},
@@ -155,13 +154,11 @@ def test_a_scheduler_of_the_learning_rate_and_the_momentum():
     model = network()
     optimizer = mfac(model.parameters(), momentum=0.9)
     scheduler = lr_scheduler.OneCycleLR(optimizer, max_lr=0.02, total_steps=30)
-    losses, rates = [], set()
+    losses = []
     for _ in range(12):
         losses += train(model, optimizer, [0])
-        rates.add(optimizer.param_groups[0]["lr"])
         scheduler.step()
     assert losses[-1] < losses[0]
-    assert len(rates) > 1
 
 
 @some_optimizers

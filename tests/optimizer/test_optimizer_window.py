@@ -33,6 +33,12 @@ from mfac import MFAC, MFACPreconditioner
         ({"momentum_on": "weights"}, "momentum_on must be 'step' or 'gradient'"),
         ({"momentum_on": "gradient", "momentum": 0.5, "update_every": 2}, "every gradient must enter it"),
         ({"betas": (0.9, 1.0)}, r"betas must be at least 0 and below 1, not \(0.9, 1.0\)"),
+        ({"betas": 0.9}, r"betas must be two numbers, such as \(0.9, 0.99\)"),
+        ({"betas": (0.9,)}, "betas must be two numbers"),
+        ({"betas": (0.9, 0.99, 0.999)}, "betas must be two numbers"),
+        ({"betas": (0.9, 0.99), "lr": "0.1"}, "lr must be 0 or more, and finite, not '0.1'"),
+        ({"betas": (0.9, 0.99), "weight_decay": None}, "weight_decay must be 0 or more, and finite, not None"),
+        ({"betas": (0.9, 0.99), "power": "half"}, "power must be 0 or more, and finite, not 'half'"),
         ({"betas": (0.9, 0.99), "power": -1.0}, r"power must be 0 or more"),
         ({"betas": (0.9, 0.99), "length": float("inf")}, r"length must be 0 or more, and finite, not inf"),
         ({"betas": (0.9, 0.99), "eps": -1e-8}, r"eps must be 0 or more"),
@@ -222,7 +228,6 @@ def test_what_does_not_fit_is_refused_with_figures(monkeypatch):
 
 
 def test_diagnostics_are_those_of_the_step():
-    torch.manual_seed(5)
     parameter = torch.randn(6, dtype=torch.float64).requires_grad_()
     optimizer = MFAC([parameter], lr=0.5, num_grads=3, damping=0.1)
     figures = optimizer.diagnostics()

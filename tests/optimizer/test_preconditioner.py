@@ -62,9 +62,10 @@ def test_preconditioned_gradients_are_a_dense_inverse_times_the_gradient():
         torch.testing.assert_close(found, torch.linalg.solve(F, rows[-1]), rtol=1e-9, atol=1e-12)
 
 
-def test_a_preconditioner_leaves_gradients_unchanged_when_it_does_nothing():
+def test_a_preconditioner_leaves_bad_gradients_unchanged_works_in_place_and_keeps_none():
     model = network()
-    preconditioner = MFACPreconditioner(model.parameters(), 4, nonfinite="skip")
+    groups = [{"params": layer.parameters()} for layer in (model[0], model[2])]
+    preconditioner = MFACPreconditioner(groups, 4, 0.1, nonfinite="skip")
     assert not preconditioner.step()
     loss_of(model, 0).backward()
     model[0].bias.grad[0] = torch.inf
@@ -72,12 +73,7 @@ def test_a_preconditioner_leaves_gradients_unchanged_when_it_does_nothing():
     assert not preconditioner.step()
     assert preconditioner.skipped == 1
     assert same([parameter.grad for parameter in model.parameters()], grads)
-
-
-def test_a_preconditioner_works_in_place_and_keeps_none():
-    model = network()
-    preconditioner = MFACPreconditioner([{"params": layer.parameters()} for layer in (model[0], model[2])], 4, 0.1)
-    loss_of(model, 0).backward()
+    model[0].bias.grad[0] = 1.0
     model[2].bias.grad = None
     before = [parameter.grad for parameter in model.parameters()]
     copies = [None if gradient is None else gradient.clone() for gradient in before]

@@ -45,14 +45,11 @@ def test_the_same_bits_come_back(tmp_path, case, dtype, with_masks):
     assert loaded.masks
 
 
-def test_a_mask_by_the_second_name_of_a_tied_weight(tmp_path):
+def test_a_mask_by_the_second_name_of_a_tied_weight_and_one_where_a_kept_weight_is_zero(tmp_path):
     model = CASES["tied"]().model
     mask = next(iter(pruned(model).values()))
     save_compact(model, tmp_path / "model.safetensors", {"head.weight": mask})
     assert same(load_compact(tmp_path / "model.safetensors").masks, {"embed.weight": mask})
-
-
-def test_a_mask_is_remembered_where_a_kept_weight_is_zero(tmp_path):
     model = mlp().model
     masks = pruned(model, 0.5)
     model[0].weight.data.zero_()

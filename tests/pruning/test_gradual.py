@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
-from models import cross_entropy, mlp
+from models import cross_entropy, failing_loss, mlp
 from pruning_cases import zeros
+from run_cases import data, network
 from states import same, state_of, unchanged
-from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from mfac.pruning.gradual import GradualPruner
@@ -58,19 +58,16 @@ def test_a_step_is_a_call_of_prune_whatever_the_global_random_state():
 
 def build(loss_fn=cross_entropy):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
-    inputs = torch.randn(96, 6)
-    data = TensorDataset(inputs, (inputs[:, :3] + inputs[:, 3:]).argmax(1))
+    model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
-    loader = DataLoader(data, batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(7))
+    loader = DataLoader(data(), batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(7))
     options = {"num_grads": 8, "block_size": 16, "recomputations": 2}
-    pruner = GradualPruner(model, loss_fn, loader, SCHEDULE, optimizer=optimizer, **options)
-    return model, optimizer, pruner, data
+    return model, optimizer, GradualPruner(model, loss_fn, loader, SCHEDULE, optimizer=optimizer, **options)
 
 
-def train(model, optimizer, data, seed, loss_fn=cross_entropy):
+def train(model, optimizer, seed, loss_fn):
     model.train()
-    for batch in DataLoader(data, batch_size=16, shuffle=True, generator=torch.Generator().manual_seed(seed)):
+    for batch in DataLoader(data(), batch_size=16, shuffle=True, generator=torch.Generator().manual_seed(seed)):
         optimizer.zero_grad()
         loss_fn(model, batch).backward()  # dropout draws from the global random state
         optimizer.step()
@@ -95,8 +92,7 @@ def test_masks_to_begin_with_stay_and_count():
     options = {"masks": {"module.0.weight": mask.float()}} | SMALL
     pruner = GradualPruner(case.model, case.loss_fn, case.batches(2), [0.5], **options)
     assert zeros(case.model) == 15
-    result = pruner.step()
-    assert not (result.masks["0.weight"] & ~mask).any()
+    assert not (pruner.step().masks["0.weight"] & ~mask).any()
     assert zeros(case.model) == 28
 
 
@@ -125,10 +121,7 @@ def test_a_step_that_fails_midway_leaves_what_is_complete_and_can_be_called_agai
 def test_an_optimizer_of_other_weights_and_no_seed():
     case = mlp()
     for options, message in (
-        (
-            {"optimizer": torch.optim.SGD(mlp().model.parameters())},
-            "none of the 2 weights to prune is in the",
-        ),
+        ({"optimizer": torch.optim.SGD(mlp().model.parameters())}, "none of the 2 weights to prune is in the"),
         ({"seed": None}, "seed must be an int, which a resumed run needs, not None"),
         ({"targets": "0.wait"}, "'0.wait' matches no parameter"),
     ):
@@ -163,7 +156,7 @@ def test_a_copy_keeps_its_own_zeros():
     ],
 )
 def test_states_of_something_else(change, message):
-    model, _, pruner, _ = build()
+    model, _, pruner = build()
     with unchanged(model), pytest.raises(ValueError, match=message):
         pruner.load_state_dict(pruner.state_dict() | change)
     message = "the state of the pruner is damaged, or something else: 'schedule' is missing"
@@ -172,17 +165,9 @@ def test_states_of_something_else(change, message):
     assert pruner.steps_done == 0
 
 
-def run(folder, die_after=None):
-    """Goes on from the last checkpoint in the folder, and is interrupted at so many calls of the loss."""
-    path, calls = folder / "checkpoint.pt", []
-
-    def loss_fn(model, batch):
-        if len(calls) == die_after:
-            raise KeyboardInterrupt
-        calls.append(1)
-        return cross_entropy(model, batch)
-
-    model, optimizer, pruner, data = build(loss_fn)
+def run(path, loss_fn=cross_entropy):
+    """Goes on from the last checkpoint, if there is one."""
+    model, optimizer, pruner = build(loss_fn)
     parts = {"pruner": pruner, "model": model, "optimizer": optimizer}
     if path.exists():
         saved = torch.load(path, weights_only=True)
@@ -190,23 +175,24 @@ def run(folder, die_after=None):
             part.load_state_dict(saved[name])
         torch.set_rng_state(saved["random"])
     while pruner.step() is not None:
-        train(model, optimizer, data, pruner.steps_done, loss_fn)
-        assert zeros(model) == round(SCHEDULE[pruner.steps_done - 1] * (6 * 16 + 16 * 3))
+        train(model, optimizer, pruner.steps_done, loss_fn)
+        assert zeros(model) == round(SCHEDULE[pruner.steps_done - 1] * (8 * 16 + 16 * 4))
         for parameter, mask in ((model.get_parameter(name), mask) for name, mask in pruner.masks.items()):
             assert not parameter[~mask].any()
             assert not optimizer.state[parameter]["momentum_buffer"][~mask].any()
         states = {name: part.state_dict() for name, part in parts.items()}
         torch.save(states | {"random": torch.get_rng_state()}, path)
-    return parts, len(calls)
+    return parts
 
 
 def test_masks_hold_in_training_and_stopped_in_mid_schedule_it_ends_as_undisturbed(tmp_path):
-    whole, calls = run(tmp_path)
-    (tmp_path / "checkpoint.pt").unlink()
+    path = tmp_path / "checkpoint.pt"
+    whole = run(path)
+    path.unlink()
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, int(0.6 * calls))  # in the middle of a pruning step
-    assert 1 <= torch.load(tmp_path / "checkpoint.pt", weights_only=True)["pruner"]["steps_done"] < len(SCHEDULE)
-    resumed, _ = run(tmp_path)
+        run(path, failing_loss(100, KeyboardInterrupt()))  # in the middle of a pruning step
+    assert 1 <= torch.load(path, weights_only=True)["pruner"]["steps_done"] < len(SCHEDULE)
+    resumed = run(path)
     assert same(resumed["pruner"].masks, whole["pruner"].masks)
     assert same(resumed["model"].state_dict(), whole["model"].state_dict())
     buffers = [[s["momentum_buffer"] for s in end["optimizer"].state.values()] for end in (whole, resumed)]

@@ -26,8 +26,7 @@ def test_saved_and_loaded(tmp_path):
 
 def test_a_dict_of_zeros_and_ones_with_the_names_of_a_wrapped_model():
     masks = some_masks(mlp().model)
-    given = {f"module.{name}": mask.to(torch.uint8) for name, mask in masks.items()}
-    assert same(load_masks(given), masks)
+    assert same(load_masks({f"module.{name}": mask.to(torch.uint8) for name, mask in masks.items()}), masks)
     load_masks(masks)["0.weight"].zero_()  # a copy
     assert masks["0.weight"].any()
 
@@ -99,8 +98,7 @@ def test_two_masks_of_a_tied_weight_that_differ():
 
 def test_masks_from_zeros_leaves_biases_alone():
     model = mlp().model
-    masks = some_masks(model)
-    apply_masks(model, masks)
+    apply_masks(model, masks := some_masks(model))
     nn.init.zeros_(model[0].bias)
     assert same(masks_from_zeros(model), masks)
 
@@ -200,15 +198,12 @@ def test_zeros_and_ones_are_taken_everywhere(taker, tmp_path):
     assert same(found[0], found[2])
 
 
-def half(shape):
-    mask = torch.ones(shape, dtype=torch.bool)
-    mask.view(-1)[::2] = False
-    return mask
+HALF = torch.arange(35).view(7, 5) % 2 == 1
 
 
 def test_the_table_of_sparsities():
     model = mlp().model
-    apply_masks(model, {"0.weight": half((7, 5))})
+    apply_masks(model, {"0.weight": HALF})
     report = sparsity_report(model)
     assert (report.weights, report.removed, report.others, report.sparsity) == (56, 18, 10, 18 / 56)
     assert [(row.name, row.sparsity) for row in report.rows] == [("0.weight", 18 / 35), ("2.weight", 0)]
@@ -223,7 +218,7 @@ def test_the_table_of_sparsities():
 
 def test_masks_count_what_went_astray_shows_and_masks_that_do_not_fit_are_refused():
     model = mlp().model
-    masks = {"0.weight": half((7, 5)), "2.bias": torch.tensor([True, False, True])}
+    masks = {"0.weight": HALF, "2.bias": torch.tensor([True, False, True])}
     apply_masks(model, masks)
     model[0].weight.data[0, 0] = 1.0
     model[0].weight.data[0, 1] = 0.0  # kept, though it is zero
@@ -233,12 +228,12 @@ def test_masks_count_what_went_astray_shows_and_masks_that_do_not_fit_are_refuse
     assert report.others == 7 + 21
     assert "1 not zero" in str(report)
     with pytest.raises(ValueError, match=r"'2.weight' needs a bool tensor of shape \(3, 7\)"):
-        sparsity_report(model, {"2.weight": half((7, 5))})
+        sparsity_report(model, {"2.weight": HALF})
 
 
 @pytest.mark.parametrize("act", [to_torch_prune, to_torch_ao])
 def test_the_table_of_models_prepared_by_torch_s_tools(act):
     model = mlp().model
-    act(model, {"0.weight": half((7, 5))})
+    act(model, {"0.weight": HALF})
     counts = {row.name: (row.removed, row.astray) for row in sparsity_report(model).rows}
     assert counts == {"0.weight": (18, 0), "2.weight": (0, 0)}

@@ -10,8 +10,7 @@ from torch import nn
 def wide_mlp():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 12), nn.Tanh(), nn.Linear(12, 8))
-    batches = [(torch.randn(6, 16), torch.randint(8, (6,))) for _ in range(4)]
-    return mlp()._replace(model=model, batch=batches)
+    return mlp()._replace(model=model, batch=[(torch.randn(6, 16), torch.randint(8, (6,))) for _ in range(4)])
 
 
 def convolutions():
@@ -19,8 +18,7 @@ def convolutions():
     model = nn.Sequential(
         nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=2), nn.Flatten(), nn.Linear(32, 4)
     )
-    batches = [(torch.randn(6, 4, 4, 4), torch.randint(4, (6,))) for _ in range(4)]
-    return mlp()._replace(model=model, batch=batches)
+    return mlp()._replace(model=model, batch=[(torch.randn(6, 4, 4, 4), torch.randint(4, (6,))) for _ in range(4)])
 
 
 def pruned(case, sparsity=None, **options):
@@ -104,17 +102,11 @@ def test_the_row_that_goes_is_the_cheapest_a_weight_by_the_dense_system(block_si
     assert result.predicted_increase == pytest.approx(costs[start, stop] * (stop - start), rel=1e-8)
 
 
-def test_greedy_needs_dense_blocks_and_gives_the_exact_count(monkeypatch):
-    case = wide_mlp()
-    assert pruned(case, 0.5, order="greedy").num_removed == 144
+def test_greedy_needs_dense_blocks_gives_the_exact_count_and_costs_no_more_than_the_scores(monkeypatch):
+    scores, greedy = (solve(quadratic(8, 16, seed=4), 0.5, 16, order=order) for order in ("scores", "greedy"))
+    assert greedy.true_increase < scores.true_increase
+    assert pruned(wide_mlp(), 0.5, order="greedy").num_removed == 144
     assert pruned(wide_mlp(), 0.5, order="greedy", scope="layer").num_removed == 144
     monkeypatch.setattr("mfac.pruning.curvature.WIDE_PIECE", 0)
     with pytest.raises(ValueError, match='order="greedy" works on dense blocks; give a block_size'):
         pruned(wide_mlp(), 0.5, order="greedy", block_size=None)
-
-
-def test_the_greedy_set_costs_no_more_than_that_of_the_scores():
-    costs = {}
-    for order in ("scores", "greedy"):
-        costs[order] = solve(quadratic(8, 16, seed=4), 0.5, 16, order=order).true_increase
-    assert costs["greedy"] < costs["scores"]

@@ -4,6 +4,7 @@ import importlib
 import runpy
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import lightning.pytorch as pl
 import pytest
@@ -29,13 +30,10 @@ def zeros(model, names):
     return sum(int((model.get_parameter(name) == 0).sum()) for name in names)
 
 
-def test_the_pace():
+def test_paces_and_trainers_that_cannot_be_paced():
     pace = PacedPruning(None, every=10, start=5)
     assert [pace.due(step) for step in (0, 4, 5, 14, 15, 100)] == [0, 0, 1, 1, 2, 10]
     assert [PacedPruning(None, every=3).due(step) for step in (0, 2, 3)] == [1, 1, 2]
-
-
-def test_paces_that_are_none():
     with pytest.raises(ValueError, match="every must be an int of at least 1"):
         PacedPruning(None, every=0)
     with pytest.raises(ValueError, match="start must be an int of at least 0"):
@@ -44,6 +42,10 @@ def test_paces_that_are_none():
         PacedPruning(lambda model, optimizer: None, every=1).begin(mlp().model, None, 4, 0, None, "")
     with pytest.raises(ValueError, match=r"build must return an mfac.GradualPruner, not a Sequential"):
         PacedPruning(lambda model, optimizer: model, every=1).begin(mlp().model, None, 1, 0, None, "")
+    with pytest.raises(ValueError, match="follows one optimizer, this module has 2"):
+        LightningPruning(None, every=1).on_train_start(Mock(optimizers=[None, None]), mlp().model)
+    with pytest.raises(ValueError, match="load_best_model_at_end=True would restore"):  # a denser one
+        TransformersPruning(None, every=1).on_train_begin(Mock(load_best_model_at_end=True), None, None, model=None)
 
 
 def hugging_face(folder):
@@ -85,15 +87,6 @@ def test_hugging_face_prunes_on_time_keeps_the_zeros_and_resumes_bit_for_bit(tmp
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
 
 
-def test_hugging_face_must_not_bring_back_a_denser_model(tmp_path):
-    options = {"eval_strategy": "steps", "eval_steps": 4, "load_best_model_at_end": True}
-    case = bert(4)
-    with pytest.raises(ValueError, match="load_best_model_at_end=True would restore"):
-        TransformersPruning(lambda m, o: None, every=3).on_train_begin(
-            TrainingArguments(str(tmp_path), use_cpu=True, save_steps=4, **options), None, None, model=case.model
-        )
-
-
 class Module(pl.LightningModule):
     def __init__(self):
         super().__init__()
@@ -109,18 +102,8 @@ class Module(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
 
 
-class TwoOptimizers(Module):
-    def __init__(self):
-        super().__init__()
-        self.automatic_optimization = False
-
-    def configure_optimizers(self):
-        return [super(TwoOptimizers, self).configure_optimizers() for _ in range(2)]
-
-
-def lightning(folder, module=Module):
-    case = mlp(24)
-    data = TensorDataset(*case.batch)
+def lightning(folder):
+    data = TensorDataset(*mlp(24).batch)
 
     def build(module, optimizer):
         batches = DataLoader(data, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(1))
@@ -132,7 +115,7 @@ def lightning(folder, module=Module):
         max_steps=9, accelerator="cpu", devices=1, logger=False, callbacks=[checkpoint, callback],
         enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
-    return trainer, module(), callback, DataLoader(data, batch_size=4)
+    return trainer, Module(), callback, DataLoader(data, batch_size=4)
 
 
 def test_lightning_prunes_on_time_keeps_the_zeros_and_resumes_bit_for_bit(tmp_path):
@@ -145,12 +128,6 @@ def test_lightning_prunes_on_time_keeps_the_zeros_and_resumes_bit_for_bit(tmp_pa
     assert callback.pruner.steps_done == 3
     assert same(weights(whole), weights(module))
     assert same(callback.pruner.masks, whole_callback.pruner.masks)
-
-
-def test_lightning_with_two_optimizers(tmp_path):
-    trainer, module, _, loader = lightning(tmp_path, module=TwoOptimizers)
-    with pytest.raises(ValueError, match="follows one optimizer, this module has 2"):
-        trainer.fit(module, loader)
 
 
 @pytest.mark.parametrize("library", ["transformers", "lightning"])

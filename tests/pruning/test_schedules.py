@@ -26,11 +26,8 @@ def test_geometric_keeps_equal_fractions_of_what_remains(initial, final, steps):
     assert found[-1] == final
 
 
-def test_mobilenet_halves_and_then_takes_15_equal_fractions():
+def test_mobilenet_halves_and_takes_15_equal_fractions_and_resnet50_replaces_the_last_5_by_10():
     assert mobilenet_schedule(0.9) == [0.5, *geometric_schedule(0.5, 0.9, 15)]
-
-
-def test_resnet50_replaces_the_last_5_of_15_steps_by_10():
     found = resnet50_schedule(0.98)
     assert len(found) == 1 + 10 + 10
     kept = [1 - sparsity for sparsity in found]
@@ -58,8 +55,7 @@ def rates(epochs, **options):
 
 def test_the_paper_s_rates_for_mobilenet():
     found = rates(100, period=3, cycles=15, drops=(75, 90))
-    expected = [0.005, 0.005, 0.0005] * 15 + [0.005] * 30 + [0.0005] * 15 + [0.00005] * 10
-    assert found == pytest.approx(expected)
+    assert found == pytest.approx([0.005, 0.005, 0.0005] * 15 + [0.005] * 30 + [0.0005] * 15 + [0.00005] * 10)
 
 
 def test_the_cycle_s_state_is_saved():

@@ -7,27 +7,22 @@ from typer.testing import CliRunner
 from mfac.app.cli.commands import app
 
 TASK = """
-import torch
+from run_cases import data
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 
 def model():
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
 
 
-def _data():
-    inputs = torch.randn(96, 8, generator=torch.Generator().manual_seed(5))
-    return inputs, (inputs[:, :3] + inputs[:, 3:6]).argmax(1)
-
-
 def train_batches():
-    return DataLoader(TensorDataset(*_data()), 8, shuffle=True)
+    return DataLoader(data(), 8, shuffle=True)
 
 
 def eval_batches():
-    return DataLoader(TensorDataset(*_data()), 32)
+    return DataLoader(data(), 32)
 
 
 def loss(model, batch):

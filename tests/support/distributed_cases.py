@@ -28,8 +28,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 def batch(step: int, group: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """This rank's share of the batch of a step."""
-    generator = torch.Generator().manual_seed(step)
-    inputs = torch.randn(BATCH, 5, generator=generator, dtype=torch.float64).to(dtype)
+    inputs = torch.randn(BATCH, 5, generator=torch.Generator().manual_seed(step), dtype=torch.float64).to(dtype)
     rank, size = (dist.get_rank(group), dist.get_world_size(group)) if group is not None else (0, 1)
     share = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
     return inputs[share], inputs[share, :3].argmax(1)

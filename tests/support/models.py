@@ -28,15 +28,21 @@ def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(inputs), targets)
 
 
-def failing_loss(call: int | None, error: BaseException, loss_fn: Callable[[Any, Any], Tensor] = cross_entropy) -> Any:
-    """A loss that raises the error at its n-th call."""
+def noisy(model: nn.Module, batch: Any) -> Tensor:
+    return cross_entropy(model, batch) * torch.rand(())
+
+
+def failing_loss(call: int | None, error: Any, loss_fn: Callable[[Any, Any], Tensor] = cross_entropy) -> Any:
+    """A loss that raises the error at its n-th call, or is not a number there if the error is None."""
     calls = itertools.count(1)
 
     @wraps(loss_fn)
     def loss(model: nn.Module, batch: Any) -> Tensor:
-        if next(calls) == call:
-            raise error
-        return loss_fn(model, batch)
+        if next(calls) != call:
+            return loss_fn(model, batch)
+        if error is None:
+            return loss_fn(model, batch) * torch.nan
+        raise error
 
     return loss
 

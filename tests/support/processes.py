@@ -13,18 +13,14 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch._dynamo", "distributed_cases", "models", "pytest", "sklearn.datasets"])
 
 
-def start(target, *arguments):
+def started(function, *arguments):
+    """A process that runs a function of a module that it can import."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # where the server finds what it imports at its start
         forkserver.ensure_running()
-    process = CONTEXT.Process(target=target, args=arguments, daemon=True)
+    process = CONTEXT.Process(target=_alone, args=(function, *arguments), daemon=True)
     process.start()
     return process
-
-
-def started(function, *arguments):
-    """A process that runs a function of a module that it can import."""
-    return start(_alone, function, *arguments)
 
 
 def in_process(function, *arguments):
@@ -41,5 +37,6 @@ def peak():
 
 
 def _alone(function, *arguments):
+    # Numbers must not depend on how many cores there are, and all processes share what there is.
     torch.set_num_threads(1)
     function(*arguments)

@@ -65,20 +65,14 @@ def dense_joint(F: Tensor, theta: Tensor, removed: Tensor) -> tuple[Tensor, floa
     return -inverse[:, removed] @ x, 0.5 * float(theta[removed] @ x)
 
 
-def dense_obs(F: Tensor, theta: Tensor, removed: Tensor) -> Tensor:
-    """Σ −θ_i F⁻¹e_i/[F⁻¹]_ii over the removed weights, one after the other; then exactly −θ on them."""
-    inverse = torch.linalg.inv(F)
-    delta = torch.zeros_like(theta)
-    for i in removed.nonzero()[:, 0]:
+def dense_update(F: Tensor, theta: Tensor, removed: Tensor, update: str) -> Tensor:
+    """How the weights change; obs: Σ −θ_i F⁻¹e_i/[F⁻¹]_ii over the removed ones, and exactly −θ on them."""
+    if update == "joint":
+        return dense_joint(F, theta, removed)[0]
+    inverse, delta = torch.linalg.inv(F), torch.zeros_like(theta)
+    for i in removed.nonzero()[:, 0] if update == "obs" else ():
         delta -= theta[i] * inverse[:, i] / inverse[i, i]
     return torch.where(removed, -theta, delta)
-
-
-def dense_update(F: Tensor, theta: Tensor, removed: Tensor, update: str) -> Tensor:
-    """How the weights change by each way to update those that remain."""
-    if update == "none":
-        return torch.where(removed, -theta, 0.0)
-    return dense_obs(F, theta, removed) if update == "obs" else dense_joint(F, theta, removed)[0]
 
 
 def literal_greedy(F: Tensor, theta: Tensor, candidates: Iterable[int], count: int) -> list[tuple[int, float]]:
@@ -123,8 +117,7 @@ def some_masks(model, seed=0):
 def small():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3)).double()
-    batches = [(torch.randn(5, 2, 6, 6, dtype=torch.float64), torch.randint(3, (5,))) for _ in range(3)]
-    return model, batches
+    return model, [(torch.randn(5, 2, 6, 6, dtype=torch.float64), torch.randint(3, (5,))) for _ in range(3)]
 
 
 def lowest(scores, fraction):

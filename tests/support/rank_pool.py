@@ -8,9 +8,8 @@ from inspect import Signature, signature
 from typing import NamedTuple
 
 import pytest
-import torch
 import torch.distributed as dist
-from processes import CONTEXT, start
+from processes import CONTEXT, started
 
 TIMEOUT = timedelta(seconds=60)
 
@@ -52,7 +51,7 @@ class RankPool:
         for rank in range(most):
             ours, theirs = CONTEXT.Pipe()
             self._pipes.append(ours)
-            self._processes.append(start(_serve, rank, most, store, theirs))
+            self._processes.append(started(_serve, rank, most, store, theirs))
 
     def run(self, size, function, *arguments):
         """The results by rank; the first failure is raised here, with the traceback of its process."""
@@ -73,8 +72,6 @@ class RankPool:
 
 
 def _serve(rank, most, store, pipe):
-    # Numbers must not depend on how many cores there are, and all processes share what there is.
-    torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=most, timeout=TIMEOUT)
     groups = {size: dist.new_group(list(range(size)), timeout=TIMEOUT) for size in range(1, most + 1)}
