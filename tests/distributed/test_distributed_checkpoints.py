@@ -159,7 +159,7 @@ def test_a_full_state_of_sharded_parameters_loads_again_and_shares_are_not_taken
     """A whole state on every rank, as get_optimizer_state_dict gathers it."""
     training, twin = Training(group, "fsdp", momentum=0.9).steps(range(SAVED)), Training(group, "fsdp", momentum=0.9)
     with pytest.raises(ValueError, match=r"the saved state of 0.weight is sharded over 2 ranks; save and load it with"):
-        Training(None, "ddp").optimizer.load_state_dict(training.optimizer.state_dict())
+        Training(None, "ddp").optimizer.load_state_dict(Training(group, "fsdp").steps(range(1)).optimizer.state_dict())
     options = StateDictOptions(full_state_dict=True)
     state = get_optimizer_state_dict(training.model, training.optimizer, options=options)
     assert state["state"]["0.weight"]["rows"].shape == (8, 7, 5)
