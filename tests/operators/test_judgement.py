@@ -103,3 +103,44 @@ def test_ordinary_rows_stay_in_float32_and_diagnostics_say_so():
     assert 0 < found["gram_error"] < 5e-5
     op @ G[0]  # in the span: nearly all of it cancels
     assert op.diagnostics()["products"] + op.diagnostics()["float64_blocks"] >= 1
+
+
+SCALES = [0.0, 1e-30, 1e-12, 1e-3, 1.0, 1e3, 1e12, 1e30, float("nan")]
+
+
+@settings(max_examples=CASES, deadline=None, derandomize=True)
+@given(
+    m=st.integers(0, 12),
+    d=st.integers(0, 16),
+    scale=st.sampled_from(SCALES),
+    of_x=st.sampled_from(SCALES[:-1]),
+    damping=st.sampled_from([1e-30, 1e-8, 1e-3, 1.0, 1e8, 1e30]),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+    kind=st.sampled_from(["plain", "duplicates", "transposed", "strided", "requires_grad"]),
+    sizes=st.sampled_from(
+        [{}, {"block_size": 1}, {"block_size": 4}, {"page_size": 3}, {"block_size": 5, "page_size": 7}]
+    ),
+    seed=st.integers(0, 10**6),
+)
+def test_any_input_is_answered_right_or_refused(m, d, scale, of_x, damping, dtype, kind, sizes, seed):
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(m, 2 * d, dtype=torch.float64, generator=generator)
+    rows = (rows[:1].expand(m, -1) if kind == "duplicates" else rows).mul(scale).to(dtype)
+    G = {"transposed": rows[:, :d].T.contiguous().T, "strided": rows[:, ::2]}.get(kind, rows[:, :d])
+    G = G.clone().requires_grad_() if kind == "requires_grad" else G
+    before = G.detach().clone()
+    try:
+        op = mfac.StaticInverseFisher(G, damping, **sizes)
+        x = (of_x * torch.randn(d, dtype=torch.float64, generator=generator)).to(op.dtype)
+        found = [(op @ x).double(), op.diagonal().double()]
+    except (ValueError, torch.linalg.LinAlgError):
+        found = []
+    if found and oracle.condition(before, damping) < 1e14:
+        blocks = spans([d], sizes.get("block_size", d))
+        dense, _ = oracle.inverse(oracle.fisher(before, damping, blocks=blocks))
+        limit = min(1e-4, oracle.tolerance(before, damping, op.dtype))
+        largest = torch.finfo(op.dtype).max
+        for answer, exact in zip(found, (dense @ oracle.wide(x), dense.diagonal()), strict=True):
+            if 1e-30 < abs(exact).max() < largest:
+                assert oracle.error(answer, exact) < limit
+    assert torch.equal(G.detach().nan_to_num(), before.nan_to_num())
