@@ -17,9 +17,6 @@ from experiments import drawing
 
 SECTIONS = ("peers", "profile_step", "windows", "files", "static", "blocks", "dynamic", "scaling", "pages",
             "gradients", "optimizer")  # fmt: skip
-CHANGED = "2026-11-18"  # the day of the changes that these remarks are about
-COLLECTOR = "Measured before the collector was rebuilt on public PyTorch calls alone; more overhead is to be expected."
-REMARKS = {"gradients": COLLECTOR}
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 IMAGES = PAGE.parent / "images"
 
@@ -32,11 +29,6 @@ def page_table(name, columns, wanted=lambda row: True):
     """The rows of a record under {head: row -> text}, and the machine."""
     record = load(name)
     return f"{columns_of(filter(wanted, record['rows']), columns)}\n\n{measured_on(record)}"
-
-
-def remark(name):
-    """What has changed since a section was measured; empty once it is measured again."""
-    return f"{REMARKS[name]}\n\n" if name in REMARKS and load(name)["environment"]["date"] < CHANGED else ""
 
 
 def columns_of(rows, columns):
@@ -251,7 +243,7 @@ def main():
         if not (RESULTS / f"{name}.json").exists():
             print(f"{name} has not been measured yet: its place on the page stays as it is")
         elif not sys.argv[1:] or name in sys.argv[1:]:
-            section = f"<!-- {name} -->\n{remark(name)}{globals()[name]()}\n<!-- /{name} -->"
+            section = f"<!-- {name} -->\n{globals()[name]()}\n<!-- /{name} -->"
             text = text.replace(marked.search(text)[0], section)
     PAGE.write_text(text)
     print(f"wrote {PAGE}")

@@ -127,15 +127,23 @@ class MappedGradients:
             self._repeated |= missed
 
     def _fill_apart(self, batch: Batch, rows: Tensor, taken: Tensor) -> tuple[Tensor, Tensor]:
-        """The samples that take a branch, and those that do not, as chunks of their own."""
-        losses, bound = rows.new_empty(len(taken)), torch.zeros((), device=rows.device)
-        for part in (taken.nonzero().squeeze(1), (~taken).nonzero().squeeze(1)):
-            samples = with_sample_tensors(batch, [tensor.index_select(0, part) for tensor in sample_tensors(batch)])
-            own = rows.new_zeros(len(part), rows.shape[1])
-            values, largest = self._fill(samples, own)
-            rows[part], losses[part] = own, values.to(losses.dtype)
-            bound += largest
-        return losses, bound
+        """The samples that take a branch, and those that do not, as chunks of their own.
+
+        The fewer ones change places with the last samples, so that both chunks are views of `rows`: no copy of them.
+        """
+        few = min(taken.nonzero(), (~taken).nonzero(), key=len).squeeze(1)
+        first, order = len(taken) - len(few), torch.arange(len(taken), device=taken.device)
+        others = order[first:][~torch.isin(order[first:], few)]
+        few = few[few < first]
+        order[few], order[others] = others, few
+        samples = [tensor.index_select(0, order) for tensor in sample_tensors(batch)]
+        parts = (slice(0, first), slice(first, len(taken)))
+        found = [self._fill(with_sample_tensors(batch, [t[part] for t in samples]), rows[part]) for part in parts]
+        for a, b in zip(few.tolist(), others.tolist(), strict=True):
+            kept = rows[a].clone()
+            rows[a], rows[b] = rows[b], kept
+        losses, bounds = zip(*found, strict=True)
+        return torch.cat(losses)[order], torch.stack(bounds).sum(0)
 
     def _attempt(self, batch: Batch, writer: RowWriter) -> tuple[Tensor, set[int]]:
         """The losses, and the ids of the parameters that are also used in a way that is not caught."""
