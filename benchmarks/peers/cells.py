@@ -152,7 +152,8 @@ def _warm_up() -> None:
 
 
 def resident(field: str = "VmRSS") -> int:
-    """Bytes of memory that this process has now."""
+    """Bytes of memory that this process has now, without what was freed, which the system gets back first."""
+    ctypes.CDLL(None).malloc_trim(0)
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
@@ -164,7 +165,7 @@ def peak() -> int:
 
 def forget_peak() -> None:
     """From here on; what was freed on the way is given back to the system first."""
-    ctypes.CDLL(None).malloc_trim(0)
+    resident()
     Path("/proc/self/clear_refs").write_text("5")
 
 
