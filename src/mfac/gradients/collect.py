@@ -272,16 +272,11 @@ class Collection:
         losses = []
         for position, (batch, into) in enumerate(zip(batches, out.unbind(), strict=True)):
             set_seed(self._seed(row + position), self.device)
-            loss = self.differentiable_loss(batch)
+            loss = differentiable(self._scalar_loss(self.model, batch))
             self.layout.flatten(torch.autograd.grad(loss, self.layout.tensors, allow_unused=True), into)
             losses.append(loss.detach())
         values, total = torch.stack(losses), out.sum(dtype=torch.float32 if out.dtype.itemsize < 4 else None)
         return values, total + values.sum().to(total.device)
-
-    def differentiable_loss(self, batch: Batch) -> Float[Tensor, ""]:
-        loss = self._scalar_loss(self.model, batch)
-        check_dependence(loss)
-        return loss
 
     def _scalar_loss(self, model: nn.Module, batch: Batch) -> Float[Tensor, ""]:
         return scalar(self.loss(model, batch))
@@ -301,6 +296,14 @@ def scalar(loss: Any) -> Float[Tensor, ""]:
     return loss.reshape(())
 
 
+def differentiable(loss: Tensor) -> Tensor:
+    """The loss itself; raises ValueError if it has no gradient."""
+    if not loss.requires_grad:
+        calls = "loss_fn(model, batch) must call the model with gradients on"
+        raise ValueError(f"the loss does not depend on any trainable parameter; {calls}")
+    return loss
+
+
 @contextmanager
 def row_progress(total: int, done: int, progress: bool | None) -> Iterator[Callable[[int], None]]:
     """A function to be called with the number of new rows; it moves a bar, on a terminal or where one is asked for."""
@@ -318,13 +321,6 @@ def row_progress(total: int, done: int, progress: bool | None) -> Iterator[Calla
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("gradients", total=total, completed=done)
         yield lambda rows: bar.advance(task, rows)
-
-
-def check_dependence(loss: Tensor) -> None:
-    """Raises ValueError for a loss that has no gradient."""
-    if not loss.requires_grad:
-        calls = "loss_fn(model, batch) must call the model with gradients on"
-        raise ValueError(f"the loss does not depend on any trainable parameter; {calls}")
 
 
 def _check_finite(chunk: Chunk, losses: list[float], rows: Tensor) -> None:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from mfac.gradients.batches import Batch
 from mfac.gradients.losses import LossFn, OutputFn
 from mfac.pruning.batch_stream import generator_state, set_generator_state
-from mfac.pruning.mask_keeper import MaskKeeper, innermost
+from mfac.pruning.mask_keeper import MaskKeeper, check_trained, innermost
 from mfac.pruning.masks import apply_masks, matched_masks
 from mfac.pruning.options import PruningOptions, Scope
 from mfac.pruning.result import PruningResult, StepRecord
@@ -73,10 +73,7 @@ class GradualPruner:
         self._keeper: MaskKeeper | None = None
         targets = choose_targets(model, options.targets, options.ignore)
         if self._optimizer is not None:
-            trained = {id(parameter) for group in self._optimizer.param_groups for parameter in group["params"]}
-            if trained.isdisjoint(map(id, targets.values())):
-                absent = f"none of the {len(targets)} weights to prune is in the optimizer"
-                raise ValueError(f"{absent}; was the model copied after the optimizer was built?")
+            check_trained(self._optimizer, targets.values(), "weights to prune")
         self.masks: dict[str, Tensor] = {}  # {name: bool tensor, True = kept}; empty before the first step
         if masks:
             self._hold(matched_masks(model, masks))

@@ -1,7 +1,7 @@
 """Masks that hold while any optimizer trains: removed weights stay exactly zero."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -93,9 +93,7 @@ class MaskKeeper:
         ours = {id(parameter): parameter for group in groups for parameter in group["params"]}
         others = {f"parameter {key}": ours[key] for key in ours.keys() - set(map(id, named.values()))}
         found = match_masks(masks, named | others, "the optimizer" if model is None else "the model")
-        if found and not any(id(parameter) in ours for _, parameter, _ in found):
-            absent = f"none of the {len(found)} masked parameters is in the optimizer"
-            raise ValueError(f"{absent}; was the model copied after the optimizer was built?")
+        check_trained(self._optimizer, [parameter for _, parameter, _ in found], "masked parameters")
         return [(parameter, _laid_out(mask, parameter)) for _, parameter, mask in found]
 
     def _removed(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -119,6 +117,14 @@ def innermost(optimizer: Optimizer) -> Optimizer:
     if not isinstance(optimizer, Optimizer):
         raise ValueError(f"optimizer must be a torch.optim.Optimizer, not a {type(optimizer).__name__}")
     return optimizer
+
+
+def check_trained(optimizer: Optimizer, parameters: Collection[Tensor], what: str) -> None:
+    """Raises ValueError if there are parameters, and none of them is in the optimizer."""
+    trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if parameters and trained.isdisjoint(map(id, parameters)):
+        absent = f"none of the {len(parameters)} {what} is in the optimizer"
+        raise ValueError(f"{absent}; was the model copied after the optimizer was built?")
 
 
 def _laid_out(mask: Tensor, parameter: Any) -> Tensor:

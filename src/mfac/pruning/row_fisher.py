@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mfac.gradients.batches import Batch, placed, sample_tensors
-from mfac.gradients.collect import Collection
+from mfac.gradients.collect import Collection, differentiable, scalar
 from mfac.gradients.model_state import evaluation, set_seed
 from mfac.inverse_fisher import Ranks
 from mfac.layout import ParameterLayout
@@ -198,7 +198,7 @@ class RowFisher:
                 drawn = self.collection.drawn(placed(batch, device), [seed])
                 for calls in uses.values():  # drawing may have called the model
                     calls.clear()
-                loss = self.collection.differentiable_loss(drawn)
+                loss = differentiable(scalar(self.collection.loss(self.weights.model, drawn)))
                 every = [call for calls in uses.values() for call in calls]
                 wanted: Any = (*(call.output for call in every), *also)  # not the weights, which would cost more
                 gradients = torch.autograd.grad(loss, wanted, allow_unused=True) if wanted else ()

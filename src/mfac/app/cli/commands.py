@@ -51,19 +51,19 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-Version = Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")]
+_version = typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
 
 
 @app.callback()
-def overview(version: Version = False) -> None:
+def overview(version: Annotated[bool, _version] = False) -> None:
     """Matrix-free second-order methods for PyTorch: prune and train models with the inverse Fisher matrix.
 
     \b
     First steps:
       mfac demo                                     a tour of one minute
       mfac prune digits --sparsity 0.9              prune the built-in example
-      mfac train digits                             train it with two optimizers
-      mfac init task.py                             start a task file of your own
+      mfac train digits                             train it, with FullMatrixAdam and with AdamW
+      mfac init task.py                             write a task file for your own model
     """
 
 

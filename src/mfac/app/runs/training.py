@@ -18,7 +18,7 @@ from mfac.app.runs.run import Run, build_model, check_settings, refuse
 from mfac.app.runs.task_batches import TaskBatches, epochs, finite, measure
 from mfac.app.tasks import Task
 from mfac.full_matrix_adam import ADAM_LR, ORTHOGONAL_LR, FullMatrixAdam
-from mfac.gradients.collect import check_dependence
+from mfac.gradients.collect import differentiable
 from mfac.gradients.model_state import random_state, set_random_state
 from mfac.optimizer import MFAC
 from mfac.windows.int8 import Int8
@@ -194,8 +194,7 @@ class TrainingLoop:
         loss = self.task.scalar_loss(self.model, batch)
         self.losses.append(finite(float(loss.detach())))
         if not self.is_diverged:
-            check_dependence(loss)
-            loss.backward()
+            differentiable(loss).backward()
             self.optimizer.step()
         self.seconds.append((self.seconds[-1] if self.seconds else 0.0) + time.perf_counter() - began)
         is_over = self.done == self.total or self.is_diverged
