@@ -106,5 +106,5 @@ def test_batches_without_a_length_are_counted():
     assert len(TaskBatches(small_task(train_batches=lambda: iter(DataLoader(data(), 10))), CPU)) == 10
     empty = TaskBatches(small_task(train_batches=list), CPU)
     for draw in (lambda: len(empty), lambda: next(epochs(empty, 0))):
-        with pytest.raises(ValueError, match=r"train_batches\(\) .*returned no batches"):
+        with pytest.raises(ValueError, match=r"train_batches\(\) .*returned no batches; each call must return some"):
             draw()

@@ -1,10 +1,10 @@
 """Blocks of the inputs of one output: equal to dense matrices of explicit per-sample gradients."""
 
 import copy
-import math
 
 import pytest
 import torch
+from layer_cases import LOSS, MODELS, dense_rows, images, problem
 from pruning_cases import PAPER, dense_joint
 from states import same, state_of
 from torch import nn
@@ -13,50 +13,9 @@ from torch.nn.utils import prune as torch_prune
 from transformers.pytorch_utils import Conv1D
 
 import mfac
-from mfac.pruning import kronecker, layer_sums, row_fisher
-from mfac.pruning.kronecker import KroneckerBlocks
-from mfac.pruning.layer_sums import PRIOR
+from mfac.pruning import layer_sums
 from mfac.pruning.row_fisher import COPIES, DAMPING, RowFisher
 from mfac.pruning.weights import Weight
-
-LOSS = mfac.criterion_loss(nn.CrossEntropyLoss())
-
-
-class Tokens(nn.Sequential):
-    """A linear layer over tokens, whose outputs are averaged."""
-
-    def forward(self, x):
-        return self[1](torch.tanh(self[0](x)).mean(1))
-
-
-def images(*layers):
-    return nn.Sequential(*layers, nn.Tanh(), nn.AdaptiveAvgPool2d(2), nn.Flatten(-3), nn.Linear(32, 3))
-
-
-MODELS = {
-    "linear": lambda: nn.Sequential(nn.Linear(6, 9), nn.ReLU(inplace=True), nn.Linear(9, 3)),
-    "convolution": lambda: images(nn.Conv2d(2, 8, 3, stride=2, padding=1)),
-    "grouped": lambda: images(nn.Conv2d(2, 8, 3, groups=2, padding="same", dilation=2)),
-    "circular": lambda: images(nn.Conv2d(2, 8, (2, 3), padding=1, padding_mode="circular")),
-    "sequence": lambda: nn.Sequential(nn.Conv1d(3, 4, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(28, 3)),
-    "shared": lambda: nn.Sequential(*[layer := nn.Linear(6, 6), nn.Tanh(), layer], nn.Linear(6, 3)),
-}
-SHAPES = {"linear": (6,), "shared": (6,), "sequence": (3, 7), "tokens": (4, 5)}
-
-
-def problem(name, count=24):
-    torch.manual_seed(0)
-    model = (Tokens(nn.Linear(5, 8), nn.Linear(8, 3)) if name == "tokens" else MODELS[name]()).double()
-    shape = SHAPES.get(name, (2, 6, 6))
-    sizes = [8] * (count // 8) + [count % 8] * (count % 8 > 0)
-    return model, [(torch.randn(size, *shape).double(), torch.randint(3, (size,))) for size in sizes]
-
-
-def dense_rows(model, batches, name):
-    """The gradient of each sample's loss, [samples, outputs, inputs]."""
-    weight = dict(model.named_parameters())[name]
-    samples = [(x[None], y[None]) for batch in batches for x, y in zip(*batch, strict=True)]
-    return torch.stack([torch.autograd.grad(LOSS(model, sample), weight)[0] for sample in samples]).flatten(2)
 
 
 @pytest.mark.parametrize("count", [8, 41])  # fewer rows than weights in a block, and more; a last batch of one
@@ -134,89 +93,6 @@ def test_tokens_are_rows_of_their_own_and_damping_is_relative():
         full = H[o] + damping * torch.eye(5).double()
         delta, _ = dense_joint(full, old, ~result.masks["0.weight"][o])
         assert torch.allclose(model[0].weight[o], old + delta, atol=1e-6)
-
-
-PRIORS = [("linear", None, PRIOR), ("linear", "11kB", PRIOR), ("linear", "1kB", PRIOR), ("convolution", None, PRIOR),
-          ("linear", None, 1), ("linear", "1kB", 1), ("convolution", None, 1), ("many outputs", None, 1)]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "memory", "share"), PRIORS)
-def test_a_kronecker_prior_joins_the_outputs_of_a_layer_and_is_all_there_is_of_a_wide_one(
-    name, memory, share, monkeypatch
-):
-    monkeypatch.setattr("mfac.woodbury.TOLERANCE", 1e-12)
-    if share == 1:
-        monkeypatch.setattr(row_fisher, "LARGEST", 0)
-        monkeypatch.setattr(kronecker, "ITERATED", torch.float64)
-    if many := name == "many outputs":
-        monkeypatch.setattr(layer_sums, "WIDEST", -1)
-        name = "linear"
-    model, batches = problem(name, 40)
-    dense = copy.deepcopy(model)
-    options = PAPER | {"damping": 1e-3, "prior": "kron", "targets": "0.weight", "recomputations": 1, "memory": memory}
-    result = mfac.prune(model, LOSS, batches, 0.5, **options)
-    rows, x, y = dense_rows(dense, batches, "0.weight"), *(torch.cat(parts) for parts in zip(*batches, strict=True))
-    hidden = dense[0](x)
-    (d,) = torch.autograd.grad(F.cross_entropy(dense[1:](hidden.clone()), y, reduction="sum"), hidden)
-    d = d.flatten(2).movedim(1, -1).flatten(0, 1) if d.ndim > 2 else d
-    a = x if name == "linear" else F.unfold(x, 3, padding=1, stride=2).movedim(1, -1).flatten(0, 1)
-    S = d.T @ d / len(x)
-    apart = many or (memory == "1kB" and share != 1)
-    kron = torch.kron(S.diagonal().diag() if apart else S, a.T @ a / len(a))
-    H = torch.block_diag(*(torch.einsum("noi,noj->oij", rows, rows) / len(rows)))
-    full = share * kron + (1 - share) * H + 1e-3 * torch.eye(len(H)).double()
-    theta = dense[0].weight.detach().flatten()
-    delta, cost = dense_joint(full, theta, ~result.masks["0.weight"].flatten())
-    assert torch.allclose(model[0].weight.flatten(), theta + delta, atol=1e-8)
-    assert result.predicted_increase == pytest.approx(cost, rel=1e-6)
-
-
-@pytest.mark.parametrize("apart", [False, True])
-def test_kronecker_blocks_answer_as_the_dense_matrix_of_a_layer(apart):
-    """Of which some weights are removed already: costs are as if they could still move."""
-    S, A = (torch.cov(torch.randn(n, 3 * n)).double() for n in (4, 6))
-    A[2], A[:, 2] = 0, 0  # an input that is always zero
-    full = torch.linalg.inv(torch.kron(S.diagonal().diag() if apart else S, A) + 1e-2 * torch.eye(24).double())
-    inside = torch.tensor([[0, 1, 2, 3, 5], [0, 2, 4, 5, 6], [1, 6, 6, 6, 6], [0, 1, 2, 3, 4]])
-    blocks, present = KroneckerBlocks(S.diagonal() if apart else S, A, inside, 1e-2), (inside < 6).flatten()
-    at = (torch.arange(4)[:, None] * 6 + inside).flatten()[present]
-    dense = torch.eye(20).double() / 1e-2
-    dense[present.nonzero(), present.nonzero().T] = full[at[:, None], at]
-    x = torch.where(present, torch.randn(20).double(), 0)
-    assert torch.allclose(blocks.diagonal(), dense.diagonal())
-    assert torch.allclose(blocks.apply(x)[present], (dense @ x)[present])
-    assert torch.allclose(blocks.forward(x)[present], torch.linalg.inv(full)[at[:, None], at] @ x[present])
-    own = torch.block_diag(*(dense[i : i + 5, i : i + 5] for i in range(0, 20, 5)))
-    pairs = torch.cartesian_prod(*[present.nonzero()[:, 0]] * 2).T
-    assert torch.allclose(blocks.elements(*pairs), own[pairs[0], pairs[1]])
-    assert torch.allclose(torch.block_diag(*(each for _, some in blocks.inverses() for each in some)), own)
-    F_kept, theta, removed = torch.linalg.inv(full)[at[:, None], at], x[present], torch.arange(len(at)) % 2 == 0
-    _, least = dense_joint(F_kept, theta, removed)
-    Q = torch.zeros_like(present).masked_scatter_(present, removed)
-    for size in (1.0, 1e-25):  # removals are iterated in float32, whose squares end at 1e-38
-        delta, cost = blocks.joint_removal(size * x, Q)
-        assert torch.equal(delta[Q], -size * x[Q])
-        assert float(cost) == pytest.approx(size**2 * least, rel=1e-4, abs=0)
-    ids = torch.arange(20) % 3
-    for group, cost in enumerate(blocks.group_costs(x, ids, 3)):
-        Q = ids == group
-        assert cost == pytest.approx(float(x[Q] @ torch.linalg.solve(own[Q][:, Q], x[Q])) / 2)
-    with pytest.raises(torch.linalg.LinAlgError, match="raise the damping"):
-        KroneckerBlocks(S, A, inside, 1e-14).diagonal()
-
-
-@pytest.mark.parametrize(
-    "options", [{"pattern": "2:4"}, {"pattern": "channel"}, {"order": "greedy"}, {"update": "obs"}]
-)
-def test_wide_layers_over_tokens_are_pruned_in_every_way(options, monkeypatch):
-    monkeypatch.setattr(row_fisher, "LARGEST_OVER_TOKENS", 0)
-    model = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 3))
-    batches = [(torch.randn(8, 4, 8), torch.randint(3, (8, 4))) for _ in range(3)]
-    loss = mfac.criterion_loss(lambda y, labels: F.cross_entropy(y.flatten(0, 1), labels.flatten()))
-    options = {"recomputations": 3, "prior": "kron", "fisher": "empirical"} | options
-    result = mfac.prune(model, loss, batches, None if options.get("pattern") == "2:4" else 0.5, **options)
-    assert result.sparsity == pytest.approx(0.5, abs=0.1)
-    assert math.isfinite(result.predicted_increase)
 
 
 def test_clusters_of_tokens_are_exact_where_output_gradients_are_alike(monkeypatch):
@@ -333,50 +209,40 @@ def test_weights_that_are_computed_from_other_parameters_are_refused(kind):
         mfac.prune(model, LOSS, batches, 0.5)
 
 
-class OneByOne(nn.Sequential):
-    """Calls its layers on samples without a dimension for them."""
+class Around(nn.Sequential):
+    """Calls its layers in a way of its own."""
+
+    def __init__(self, layers, way):
+        super().__init__(layers)
+        self.way = way
 
     def forward(self, x):
-        return torch.stack([self[0](sample) for sample in x])
+        return self.way(self[0], x)
 
 
-class Doubled(nn.Sequential):
-    """Calls its layers with two samples for each, and the last one again with one."""
-
-    def forward(self, x):
-        first, second = self[0](torch.cat((x, -x))).chunk(2)
-        return first - second + self[0](x)
+def by_token(layers, x):
+    return layers[1](torch.tanh(layers[0](x.flatten(0, 1))).unflatten(0, x.shape[:2]).mean(1))
 
 
-class Summed(nn.Sequential):
-    """The same in calls of as many samples as there are."""
-
-    def forward(self, x):
-        return self[0](x) - self[0](-x) + self[0](x)
-
-
-class Flattened(nn.Sequential):
-    """Its tokens are samples to the first layer."""
-
-    def forward(self, x):
-        inner, head = self[0]
-        return head(torch.tanh(inner(x.flatten(0, 1))).unflatten(0, x.shape[:2]).mean(1))
+# On samples without a dimension for them, on two for each sample and then on one, and on tokens that are samples.
+WAYS = [
+    ("linear", lambda layers, x: torch.stack([layers(one) for one in x]), nn.Module.__call__),
+    ("convolution", lambda layers, x: torch.stack([layers(one) for one in x]), nn.Module.__call__),
+    (
+        "linear",
+        lambda layers, x: torch.sub(*layers(torch.cat((x, -x))).chunk(2)) + layers(x),
+        lambda layers, x: layers(x) - layers(-x) + layers(x),
+    ),
+    ("tokens", by_token, nn.Module.__call__),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "odd", "plain"),
-    [
-        ("linear", OneByOne, nn.Sequential),
-        ("convolution", OneByOne, nn.Sequential),
-        ("linear", Doubled, Summed),
-        ("tokens", Flattened, nn.Sequential),
-    ],
-)
+@pytest.mark.parametrize(("name", "odd", "plain"), WAYS)
 def test_layers_that_see_other_batches_than_the_model_are_measured_alike(name, odd, plain):
     layers, batches = problem(name)
     found = []
-    for wrap in (odd, plain):
-        model = wrap(copy.deepcopy(layers))
+    for way in (odd, plain):
+        model = Around(copy.deepcopy(layers), way)
         options = {"fisher": "empirical", "update": "joint", "recomputations": 2, "refit": False}
         mfac.prune(model, LOSS, batches, 0.5, **options)
         found.append(list(model.parameters()))
@@ -434,3 +300,5 @@ def test_a_single_sample_without_a_variance_is_left_out_and_unused_statistics_st
         assert torch.equal(getattr(model[1].spare, name), spare[name])
     with pytest.raises(ValueError, match="no batch for batch norm has more than one sample"):
         mfac.prune(model, LOSS, batches[:1], 0.6, recomputations=1, refit=False)
+    with pytest.raises(ValueError, match="no batch has more than one sample, which batch norm needs"):
+        mfac.refit(model, copy.deepcopy(model), LOSS, batches[:1], {})
