@@ -327,7 +327,7 @@ class MFAC(WindowOptimizer):
 
     def _shorten(self, steps: dict[Tensor, Tensor], longest: float) -> None:
         rates = {tensor: float(group["lr"]) for group in self.param_groups for tensor in group["params"]}
-        norms = zip(steps, torch._foreach_norm(list(steps.values())), strict=True)
+        norms = zip(steps, torch._foreach_norm(list(steps.values()), dtype=torch.float64), strict=True)
         lengths = [rates[tensor] * norm.to(self._window.operator.device) for tensor, norm in norms]
         length = self._window.columns.total(torch.stack(lengths).square().sum()).sqrt()
         scale = (longest / length).clamp_max(1.0)  # stays on the device: no sync

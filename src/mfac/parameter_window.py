@@ -115,7 +115,7 @@ class ParameterWindow:
             self.skipped += 1
             return None
         self.calls += 1
-        parts, self._sums = self.columns.finish(step, torch.stack((row @ row, step @ step, row @ step)))
+        parts, self._sums = self.columns.finish(step, inner_products(row, step))
         pairs = zip(self.columns.tensors, parts, strict=True)
         return {tensor: part.to(tensor.device) for tensor, part in pairs if tensor in gradients}
 
@@ -129,7 +129,7 @@ class ParameterWindow:
         if combination is not None:
             self.operator.update(row)
             K = self.operator.gram.cpu()
-            ages = (self.calls - torch.arange(len(K), dtype=torch.float64)) % self.operator.num_grads
+            ages = (self.calls - torch.arange(len(K), dtype=torch.float64, device="cpu")) % self.operator.num_grads
             coefficients = combination(K, ages, self.operator.damping)
             return self.operator.combine(coefficients.to(row.device))
         multiply = partial(self.operator.update_and_apply, average=average) if enters else self.operator.__matmul__
@@ -345,6 +345,13 @@ def trainable(groups: Groups, masks: Mapping[Any, Tensor] | None) -> tuple[dict[
 def row_dtype(layout: ParameterLayout) -> torch.dtype:
     """The dtype of rows: float32, or float64 where a parameter has it."""
     return torch.promote_types(layout.dtype, torch.float32)
+
+
+def inner_products(g: Tensor, s: Tensor) -> Tensor:
+    """g·g, s·s and g·s in float64: the squares of numbers that float32 can hold may be beyond it."""
+    norms = torch.stack(torch._foreach_norm((g, s), dtype=torch.float64))
+    length = norms[0].clamp_min(torch.finfo(g.dtype).tiny)
+    return torch.cat((norms.square(), ((g / length) @ s * length)[None]))
 
 
 def effective_rank(gram: Tensor) -> float:

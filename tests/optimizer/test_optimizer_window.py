@@ -227,31 +227,33 @@ def test_what_does_not_fit_is_refused_with_figures(monkeypatch):
         optimizer.add_param_group({"params": nn.Parameter(torch.zeros(10000))})
 
 
-def test_diagnostics_are_those_of_the_step():
-    parameter = torch.randn(6, dtype=torch.float64).requires_grad_()
-    optimizer = MFAC([parameter], lr=0.5, num_grads=3, damping=0.1)
+@pytest.mark.parametrize(("dtype", "scale"), [(torch.float64, 1.0), (torch.float32, 1e20), (torch.float32, 1e-17)])
+def test_diagnostics_are_those_of_the_step(dtype, scale):
+    parameter, damping = torch.randn(6, dtype=dtype).requires_grad_(), 0.1 * scale**2
+    optimizer = MFAC([parameter], lr=0.5, num_grads=3, damping=damping, max_step_norm=1.0)
     figures = optimizer.diagnostics()
     assert figures["num_seen"] == figures["effective_rank"] == 0
     assert math.isnan(figures["gradient_norm"])  # there was no step yet
     assert math.isnan(figures["cosine"])
-    rows = torch.randn(5, 6, dtype=torch.float64)
+    rows = (scale * torch.randn(5, 6)).double()
     for row in rows:
-        parameter.grad = row.clone()
+        parameter.grad, before = row.to(dtype), parameter.detach().clone()
         optimizer.step()
-    step = torch.linalg.solve(0.1 * torch.eye(6, dtype=torch.float64) + rows[2:].T @ rows[2:] / 3, rows[4])
+    step = torch.linalg.solve(damping * torch.eye(6, dtype=torch.float64) + rows[2:].T @ rows[2:] / 3, rows[4])
     shares = torch.linalg.svdvals(rows[2:]).square()
     shares /= shares.sum()
     expected = {
         "gradient_norm": rows[4].norm().item(),
         "step_norm": step.norm().item(),
-        "cosine": torch.cosine_similarity(rows[4], step, 0).item(),
+        "cosine": (rows[4] @ step / rows[4].norm() / step.norm()).item(),
         "effective_rank": (-shares * shares.log()).sum().exp().item(),
         "num_seen": 3,
-        "damping": 0.1,
+        "damping": damping,
         "skipped": 0,
     }
     figures = optimizer.diagnostics()
-    assert {name: figures[name] for name in expected} == pytest.approx(expected)
+    assert {name: figures[name] for name in expected} == pytest.approx(expected, abs=0, rel=1e-4)
+    assert (parameter - before).norm().item() == pytest.approx(min(step.norm().item() / 2, 1.0), rel=1e-3, abs=1e-6)
     assert figures["seconds"] > 0
     assert all(type(value) is float for value in figures.values())
 

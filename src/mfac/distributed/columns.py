@@ -46,10 +46,12 @@ class ChunkedColumns(Columns):
                 out[self.spans[number]] = flat[chunk] if kept is None else flat.index_select(0, kept[chunk])
 
     def finish(self, step: Float[Tensor, " d"], sums: Float[Tensor, " n"]) -> tuple[list[Tensor], Float[Tensor, " n"]]:
-        everything = self._ranks.gather(torch.cat((step, sums.to(step))))
+        everything = self._ranks.gather(torch.cat((step, sums.double().view(step.dtype))))
         sizes = zip(self._slots, self.layout.sizes, strict=True)
         row = torch.cat([everything[:, slot].reshape(-1)[:size] for slot, size in sizes])
-        return list(self.layout.unflatten(row).values()), everything[:, self.dim :].sum(0)
+        return list(self.layout.unflatten(row).values()), everything[:, self.dim :].contiguous().view(
+            torch.float64
+        ).sum(0)
 
     def to_state(self, number: int, rows: Float[Tensor, "m n"]) -> Tensor:
         if self._sharding is None:
