@@ -214,7 +214,7 @@ class DualBlocks:
             rough = rough & ~(error.flatten(1) if error.ndim > 1 else error[:, None]).le(judge.PRODUCT_TOLERANCE).all(1)
         if self._precision != "auto" or not bool(rough.any()) or (self._reduce is not None and not together):
             return False  # ranks that are not here together cannot sum K
-        which = torch.zeros(self.run.count, dtype=torch.bool)
+        which = torch.zeros(self.run.count, dtype=torch.bool, device="cpu")
         which[blocks] = rough.cpu()
         for some, pieces in self._passes(which):
             self._accept(some, *self._gram(some, pieces, torch.float64))
@@ -222,7 +222,7 @@ class DualBlocks:
 
     def _write_product(self, out: Tensor, x: Tensor, dtype: torch.dtype, which: Tensor | None = None) -> Tensor:
         """Writes F⁻¹x of all blocks or of some [count]; returns which blocks and columns need more [count, *k]."""
-        bad = torch.zeros(self.run.count, *x.shape[1:], dtype=torch.bool)
+        bad = torch.zeros(self.run.count, *x.shape[1:], dtype=torch.bool, device="cpu")
         for blocks, pieces in self._passes(which):
             judged, (squares, p) = self._settle(blocks), self._project(x, blocks, pieces, dtype)
             while True:
@@ -365,7 +365,8 @@ class DualBlocks:
         for blocks, pieces in self._passes():
             matrix = lower(blocks)
             for _, G in pieces():
-                products.whiten_(matrix, G, self._dtype)
+                with torch.inference_mode(G.is_inference()):  # where alone such rows can be written to
+                    products.whiten_(matrix, G, self._dtype)
                 self._pages.accept_changes()
 
     def _split(self, x: Float[Tensor, "n *k"], blocks: slice) -> Float[Tensor, "blocks length *k"]:

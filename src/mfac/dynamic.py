@@ -11,7 +11,7 @@ from torch.distributed import ProcessGroup
 
 from mfac import precision as judge
 from mfac.dual import DualBlocks
-from mfac.inverse_fisher import Blocks, InverseFisher, check_damping, one_thread, ranks_of
+from mfac.inverse_fisher import Blocks, InverseFisher, check_damping, one_thread, ranks_of, unrecorded
 from mfac.memory import check_count
 from mfac.pages import BlockRun
 from mfac.precision import Precision
@@ -55,6 +55,7 @@ class DynamicInverseFisher(InverseFisher):
         MemoryError: the window is larger than the memory.
     """
 
+    @unrecorded
     def __init__(
         self,
         num_grads: int,
@@ -100,7 +101,7 @@ class DynamicInverseFisher(InverseFisher):
         """Whether compiled code makes the products with the window; torch makes them otherwise (docs/windows.md)."""
         return self._rows.compiled(self._update_dtype(self._rows.dtype))
 
-    @torch.no_grad()
+    @unrecorded
     def update(self, g: Float[Tensor, " d"]) -> None:
         """Replaces the oldest gradient by g: row t mod m, after t updates.
 
@@ -111,14 +112,14 @@ class DynamicInverseFisher(InverseFisher):
         self._exchange(self._updates % self.num_grads, g)
         self._updates += 1
 
-    @torch.no_grad()
+    @unrecorded
     def replace(self, k: int, g: Float[Tensor, " d"]) -> None:
         """Replaces row k by g; the order of later updates stays the same. Raises as `update` does, and IndexError."""
         if not 0 <= k < self.num_seen:
             raise IndexError(f"there is no row {k} to be replaced: the window holds {self.num_seen} (add with update)")
         self._exchange(k, g)
 
-    @torch.no_grad()
+    @unrecorded
     def update_and_apply(self, g: Float[Tensor, " d"], average: float = 0.0) -> Float[Tensor, " d"]:
         """`update(g)`, then F⁻¹ of the row as stored: k Gᵀ S⁻¹ e, the push-through form; or, with an `average` β, of
         the average of all rows, with weights β^age / Σ.
@@ -136,12 +137,13 @@ class DynamicInverseFisher(InverseFisher):
             coefficients = self._inverse.solve(weights * (self._divisor(self.num_seen) / weights.sum()))
         return self._rows.combine(coefficients, self._update_dtype(g.dtype)).to(g.dtype)
 
+    @unrecorded
     def combine(self, coefficients: Float[Tensor, " n"]) -> Float[Tensor, " d"]:
         """Gᵀc: the sum of the rows in the window, each times its coefficient."""
         return self._rows.combine(coefficients, self._update_dtype(self.dtype))
 
     @one_thread
-    @torch.no_grad()
+    @unrecorded
     def widen(self, extra: int) -> None:
         """Appends `extra` weights, whose gradients so far are zero.
 
@@ -191,7 +193,7 @@ class DynamicInverseFisher(InverseFisher):
         }
 
     @one_thread
-    @torch.no_grad()
+    @unrecorded
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Loads a saved state. Rows of another storage are converted, and their products recomputed.
 
@@ -213,7 +215,7 @@ class DynamicInverseFisher(InverseFisher):
             rough = tensor_of(state, "rough", (self.num_grads,)).nonzero().flatten().tolist()
             fresh = SlidingInverse.of_state(state, self.num_grads, self.device, self._divisor(n) * damping)
             saved, sensitive = saved_rows(state["rows"]), bool(state["sensitive"])
-            squares = self._rows.check(saved, n).to(self.device)
+            squares = self._rows.check(saved, n)
         if n and not torch.allclose(self._ranks.sum_(squares), fresh.K.diagonal()[:n], rtol=1e-3, atol=0):
             raise ValueError(
                 "the saved rows do not match the saved products: the window was updated after state_dict(), whose rows "

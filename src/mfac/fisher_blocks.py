@@ -17,6 +17,7 @@ class FisherBlocks:
     `sizes` are the lengths of the tensors that no block may straddle; the sums live on `device`.
     """
 
+    @torch.inference_mode(False)  # rows may be added after it
     def __init__(
         self, dim: int, block_size: int, sizes: Sequence[int] | None = None, *, device: torch.device | str | None = None
     ):

@@ -16,6 +16,7 @@ from mfac.optimizer import WindowOptimizer, memory_of
 from mfac.parameter_groups import group_parameters
 from mfac.parameter_window import Damping, NonFinite, ParameterWindow
 from mfac.precision import Precision
+from mfac.products import without_autocast
 from mfac.windows.storage import Window
 
 ADAM_LR, ORTHOGONAL_LR = 3e-3, 1e-2  # unless lr is given
@@ -199,6 +200,7 @@ def is_matrix(tensor: Tensor) -> bool:
     return min(out, rest) > 1 and out <= TALLEST * rest
 
 
+@without_autocast
 def orthogonalized(Z: Float[Tensor, "out *rest"], iterations: int = 5) -> Float[Tensor, "out *rest"]:
     """About the nearest orthogonal matrix to Z [out, rest]; zeros of zeros.
 

@@ -116,12 +116,12 @@ class GradientFile:
         if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < self.dim:
             raise ValueError(f"columns are numbered from 0 to {self.dim - 1}, and indices are outside")
         if not self.rows:
-            return torch.empty(0, len(indices), dtype=self.dtype)
+            return torch.empty(0, len(indices), dtype=self.dtype, device="cpu")
         mapped = np.memmap(self.path, np.uint8, "c", HEADER_BYTES, (self.rows, self._row_bytes))
         return torch.from_numpy(mapped).view(self.dtype)[:, indices.cpu()]
 
     def _read(self, rows: range, start: int, stop: int) -> Tensor:
-        out = torch.empty(len(rows), stop - start, dtype=self.dtype)
+        out = torch.empty(len(rows), stop - start, dtype=self.dtype, device="cpu")
         if not out.numel():
             return out
         buffer = _as_bytes(out)

@@ -9,7 +9,7 @@ from torch import Tensor
 from mfac import products, woodbury
 from mfac.dual import DualBlocks
 from mfac.gradient_file import GradientFile
-from mfac.inverse_fisher import InverseFisher
+from mfac.inverse_fisher import InverseFisher, unrecorded
 from mfac.static import StaticInverseFisher
 
 Rows = Tensor | GradientFile | Iterable[Tensor]
@@ -18,7 +18,7 @@ BLOCK = 1 << 24  # numbers in the rows that are worked on at once
 RESIDUAL = 1e-2  # beside a test gradient, at which conjugate gradients end
 
 
-@torch.no_grad()
+@unrecorded
 def influence(
     op: InverseFisher, test_grads: Rows, train_grads: Rows | None = None, *, leverage: bool = False,
     num_samples: int | None = None, hessian: Product | None = None, steps: int = 32,
@@ -73,7 +73,7 @@ def influence(
     return values.div_(num_samples or count) if rest is None else values.div_(rest * (num_samples or count))
 
 
-@torch.no_grad()
+@unrecorded
 def leverages(op: InverseFisher) -> Float[Tensor, " m"]:
     """h_i = g_iᵀ F⁻¹ g_i / m of every row g_i of the operator, between 0 and 1, in float64.
 
@@ -86,7 +86,7 @@ def leverages(op: InverseFisher) -> Float[Tensor, " m"]:
     return _leverages(op)[0]
 
 
-@torch.no_grad()
+@unrecorded
 def leave_out(op: InverseFisher, rows: int | Sequence[int] | Int[Tensor, " n"]) -> StaticInverseFisher:
     """F⁻¹ without some rows, exactly: the inverse of F − (1/m) Σ g gᵀ over them.
 

@@ -24,6 +24,11 @@ Value = TypeVar("Value")
 Blocks = DualBlocks | PrimalBlocks
 
 
+def unrecorded(method: Callable[P, Value]) -> Callable[P, Value]:
+    """Without autograd, and outside of inference mode: what is kept there could not be changed after it."""
+    return torch.inference_mode(False)(torch.no_grad()(method))
+
+
 class InverseFisher(ABC):
     """F⁻¹ of the damped empirical Fisher matrix F = λ I + (1/m) Σ g gᵀ over m gradients g.
 
@@ -51,6 +56,7 @@ class InverseFisher(ABC):
         return self._damping
 
     @damping.setter
+    @unrecorded
     def damping(self, damping: float) -> None:
         old, self._damping = self._damping, check_damping(damping, self.dtype)
         try:
@@ -59,7 +65,7 @@ class InverseFisher(ABC):
             self._damping = old
             raise
 
-    @torch.no_grad()
+    @unrecorded
     def __matmul__(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]:
         """F⁻¹ x for a vector [d] or the columns of a matrix [d, k]."""
         self._check_vector(x)
@@ -75,13 +81,13 @@ class InverseFisher(ABC):
         """The operator itself: F⁻¹ is symmetric."""
         return self
 
-    @torch.no_grad()
+    @unrecorded
     def solve(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "d *k"]:
         """The y with F⁻¹ y = x, that is F x: for a vector [d] or the columns of a matrix [d, k]."""
         self._check_vector(x)
         return torch.cat([x[:0], *self._ask(lambda blocks: blocks.forward(x[blocks.run.columns]))])
 
-    @torch.no_grad()
+    @unrecorded
     def quadratic_form(self, x: Float[Tensor, "d *k"]) -> Float[Tensor, "*k"]:
         """xᵀ F⁻¹ x, never negative: a scalar for [d], a vector [k] for the columns of [d, k]."""
         self._check_vector(x)
@@ -90,13 +96,13 @@ class InverseFisher(ABC):
         result = self._total(found, columns.shape[1:]).to(x.dtype)
         return result if x.ndim == 2 else result[0]
 
-    @torch.no_grad()
+    @unrecorded
     def diagonal(self) -> Float[Tensor, " d"]:
         """[F⁻¹]_ii for every i, each between 1/F_ii and 1/λ."""
         none = torch.empty(0, dtype=self.dtype, device=self.device)
         return torch.cat([none, *self._ask(lambda blocks: blocks.diagonal().to(self.dtype))])
 
-    @torch.no_grad()
+    @unrecorded
     def __getitem__(self, index: tuple[Any, Any]) -> Tensor:
         """[F⁻¹]_ij: a 0-d tensor for two ints; index tensors of one shape give that shape."""
         if not isinstance(index, tuple) or len(index) != 2:
@@ -120,7 +126,7 @@ class InverseFisher(ABC):
 
     __iter__ = None  # else Python would call op[0], op[1], ... and take the IndexError for the end
 
-    @torch.no_grad()
+    @unrecorded
     def logdet(self) -> Float[Tensor, ""]:
         """log det F⁻¹, over all ranks; in float64: it grows with d, and differences would have no digits in float32."""
         return self._total(self._ask(lambda blocks: blocks.logdet()), ())

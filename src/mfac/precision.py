@@ -68,7 +68,7 @@ class Factors:
         self.L = torch.empty(count, m, m, dtype=torch.float64, device=device).transpose(1, 2)
         shapes = (count,), (count, m), (count, m), (count,)
         self.condition = Condition(*(torch.full(s, math.nan, dtype=torch.float64, device=device) for s in shapes))
-        self._settled = torch.zeros(count, dtype=torch.bool)
+        self._settled = torch.zeros(count, dtype=torch.bool, device="cpu")
         self._made: tuple[slice, Tensor] | None = None  # L⁻¹ of these blocks, for the diagonal that may follow
 
     def accept(self, blocks: Blocks, K: Float[Tensor, "k m m"], error: float | Tensor) -> bool:

@@ -5,12 +5,18 @@ to stay in cache, so that a pass still reads G from memory once and allocates no
 in an m-vector or an m x m matrix leaves in float64.
 """
 
+import functools
 from collections.abc import Callable, Iterator
+from typing import ParamSpec, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+P = ParamSpec("P")
+Value = TypeVar("Value")
+
+AUTOCAST = ("cpu", "cuda", "xpu")
 SHORT_ROW = 1 << 14  # up to here float32 is as good for a sum of squares as it is for products
 TILE = 1 << 20  # numbers in a tile: 8 MiB in float64
 TILE_COLUMNS = 1 << 16  # long enough to read memory in order, short enough for many rows
@@ -24,6 +30,21 @@ ROW_BLOCKS, LEAST_ROWS = 4, 64
 Whitened = Callable[[Int[Tensor, " k"], Int[Tensor, "k q"]], Float[Tensor, "k r q"]]
 
 
+def without_autocast(function: Callable[P, Value]) -> Callable[P, Value]:
+    """Products in the dtype that is asked for, where autocast would make them in a smaller one."""
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> Value:
+        for device in AUTOCAST:
+            if torch.is_autocast_enabled(device):
+                with torch.autocast(device, enabled=False):
+                    return called(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return called
+
+
+@without_autocast
 def project(G: Float[Tensor, "*blocks m d"], x: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
     """G x, computed in `dtype` from G as stored, returned in float64."""
     x = x if x.dtype == dtype else x.to(dtype)  # `to` takes time even when it has nothing to do
@@ -41,6 +62,7 @@ def project(G: Float[Tensor, "*blocks m d"], x: Float[Tensor, "..."], dtype: tor
     return out
 
 
+@without_autocast
 def combine(G: Float[Tensor, "*blocks m d"], a: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
     """Gᵀ a, computed and returned in `dtype`, from G as stored."""
     a = a.to(dtype)
@@ -59,6 +81,7 @@ def combine(G: Float[Tensor, "*blocks m d"], a: Float[Tensor, "..."], dtype: tor
     return out
 
 
+@without_autocast
 def gram(G: Float[Tensor, "*blocks m d"], dtype: torch.dtype) -> Float[Tensor, "*blocks m m"]:
     """G Gᵀ, computed in `dtype`, summed and returned in float64; for large m half of it, mirrored."""
     if G.ndim == 3 and len(G) > 1:
@@ -77,6 +100,7 @@ def gram(G: Float[Tensor, "*blocks m d"], dtype: torch.dtype) -> Float[Tensor, "
     return K.tril() + K.tril(-1).T
 
 
+@without_autocast
 def squares(
     L: Float[Tensor, "*blocks m m"],
     X: Float[Tensor, "*blocks m d"],
@@ -105,6 +129,7 @@ def squares(
     return of_product, of_X
 
 
+@without_autocast
 def whiten_(
     Linv: Float[Tensor, "*blocks m m"], G: Float[Tensor, "*blocks m d"], dtype: torch.dtype
 ) -> Float[Tensor, "*blocks m d"]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from mfac.dual import DualBlocks
 from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
-from mfac.inverse_fisher import Blocks, InverseFisher, check_damping, ranks_of
+from mfac.inverse_fisher import Blocks, InverseFisher, check_damping, ranks_of, unrecorded
 from mfac.memory import available_memory, check_count, gib
 from mfac.pages import BlockRun, Pages, Reduce, Watched, block_runs
 from mfac.precision import Precision, check_dense, check_precision, product_dtype
@@ -53,7 +53,7 @@ class StaticInverseFisher(InverseFisher):
         torch.linalg.LinAlgError: the damping is too small for the gradients, even in float64.
     """
 
-    @torch.no_grad()
+    @unrecorded
     def __init__(
         self,
         grads: Gradients,
@@ -94,6 +94,7 @@ class StaticInverseFisher(InverseFisher):
             grads = grads.to(dtype or grads.dtype)
         return self._again(grads, device=self.device if device is None else device)
 
+    @unrecorded
     def diagnostics(self) -> dict[str, int | float]:
         """What float64 was needed for under `precision`, and why.
 

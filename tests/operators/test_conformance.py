@@ -3,12 +3,13 @@
 import copy
 import itertools
 import pickle
+from contextlib import nullcontext
 
 import numpy as np
 import oracle
 import pytest
 import torch
-from cases import DAMPINGS, OPERATORS, ROWS, mixed
+from cases import DAMPINGS, MODES, OPERATORS, ROWS, mixed
 from scipy.sparse.linalg import eigsh
 from states import through_a_file
 
@@ -136,6 +137,24 @@ def test_keeps_dtype_device_and_arguments(built):
     assert built.op.shape == (40, 40)
     assert built.op.dtype == built.op.diagonal().dtype == built.op[0, 0].dtype == torch.float32
     assert built.op.device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
+@pytest.mark.parametrize("build", OPERATORS.values(), ids=OPERATORS.keys())
+def test_modes_of_torch_change_no_answer(build, mode, tmp_path):
+    rows, x = mixed(12, 40, 3.0), torch.randn(40, 3)
+    with mode():
+        built = build(rows, 1e-2, tmp_path)
+    for damping, inside in ((1e-2, nullcontext), (0.5, mode), (0.1, nullcontext)):
+        with inside():
+            built.op.damping = damping
+            found = built.op @ x, built.op[3, 3], built.op.quadratic_form(x), built.op.diagonal(), built.op.solve(x)
+        dense = truth(built)[0]
+        exact = dense @ oracle.wide(x), dense[3, 3], (oracle.wide(x) * (dense @ oracle.wide(x))).sum(0), np.diag(dense)
+        for answer, expected in zip(
+            found, (*exact, np.linalg.inv(dense.astype(float)) @ x.double().numpy()), strict=True
+        ):
+            assert oracle.error(answer, expected) < 1e-4
 
 
 @pytest.mark.parametrize("damping", [1e-6, 3.0])

@@ -215,7 +215,8 @@ def test_a_damping_that_fails_leaves_the_old_one(kind):
 
 
 def test_summed_blocks_refuse_what_is_for_gradients():
-    sums = mfac.FisherBlocks(40, 7)
+    with torch.inference_mode():
+        sums = mfac.FisherBlocks(40, 7)
     with pytest.raises(ValueError, match="hold no gradient yet"):
         mfac.StaticInverseFisher(sums)
     sums.add(mixed(3, 40))

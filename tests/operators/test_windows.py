@@ -1,15 +1,18 @@
 """Storages of the window: what a row reads back as, products with it, conversion, and what is refused."""
 
 import copy
+from contextlib import nullcontext
 
 import numpy as np
 import oracle
 import pytest
 import torch
-from cases import fill, mixed, repeating, stored
+from cases import MODES, fill, mixed, repeating, stored
 from states import through_a_file, unchanged
 
 import mfac
+from mfac import sliding
+from mfac.windows import native
 from mfac.windows.storage import as_kind, saved_rows, window_bytes
 
 D, M = 45, 6
@@ -134,10 +137,16 @@ def test_top_k_keeps_the_largest_and_gives_the_rest_to_the_next_row(dtype):
 
 
 @every_kind
-def test_a_step_is_the_inverse_times_the_row_as_stored(kind):
-    op = window(kind)
-    for i, g in enumerate(mixed(2 * M, D)):
-        step = op.update_and_apply(g)
+@pytest.mark.parametrize("mode", [nullcontext, *MODES.values()], ids=["no mode", *MODES])
+def test_a_step_is_the_inverse_times_the_row_as_stored(kind, mode, monkeypatch):
+    if mode is not nullcontext:
+        monkeypatch.setattr(native, "LEAST_NUMBERS", 0)
+        monkeypatch.setattr(sliding, "SMALL", 0)
+    with mode():
+        op = window(kind, device="cpu")
+    for i, g in enumerate(mixed(3 * M, D)):
+        with mode() if i % 3 else nullcontext():
+            step = op.update_and_apply(g)
         stored = op.rows[: i + 1]
         dense, _ = oracle.inverse(oracle.fisher(stored, 1e-2))
         assert oracle.error(step, dense @ oracle.wide(stored[i % M])) < 1e-4

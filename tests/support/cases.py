@@ -1,6 +1,7 @@
-"""Cases are data: seeded matrices of gradients, and every way to build an operator on them."""
+"""Cases are data: seeded matrices of gradients, every way to build an operator on them, and modes of torch."""
 
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -95,7 +96,7 @@ def summed(rows, damping, folder):
 
 
 def weighted(rows, damping, folder, block_size=None):
-    weights = torch.linspace(0, 2, len(rows), dtype=torch.float64)
+    weights = torch.linspace(0, 2, len(rows), dtype=torch.float64, device="cpu")
     op = mfac.StaticInverseFisher(rows, damping, row_weights=weights, block_size=block_size)
     return Built(op, rows, block_size and spans([rows.shape[1]], block_size), weights)
 
@@ -116,7 +117,7 @@ def stored(rows, kind):
     return storage, torch.stack([each.dense for each in written])
 
 
-def dynamic(rows, damping, folder, window=None, laps=2.5, devices=None):
+def dynamic(rows, damping, folder, window=None, laps=2.5, devices=("cpu",)):
     """A window that went round and was filled out of order, and holds just these rows at the end."""
     m, d = rows.shape
     answers = torch.float64 if rows.dtype == torch.float64 else torch.float32
@@ -135,8 +136,9 @@ def half_full(rows, damping, folder):
     """A window with room left, dividing by its capacity: the same as weights of 1/m."""
     m, d = rows.shape
     answers = torch.float64 if rows.dtype == torch.float64 else torch.float32
-    op = mfac.DynamicInverseFisher(2 * m, d, damping, dtype=answers, window=rows.dtype, normalize="full")
-    return Built(fill(op, rows), rows, weights=torch.full((m,), 1 / (2 * m), dtype=torch.float64))
+    options = {"dtype": answers, "window": rows.dtype, "normalize": "full", "device": "cpu"}
+    op = mfac.DynamicInverseFisher(2 * m, d, damping, **options)
+    return Built(fill(op, rows), rows, weights=torch.tensor([0.5 / m] * m, dtype=torch.float64, device="cpu"))
 
 
 OPERATORS: dict[str, Callable[[Tensor, float, Any], Built]] = {
@@ -162,4 +164,22 @@ OPERATORS: dict[str, Callable[[Tensor, float, Any], Built]] = {
     "dynamic, int8 rows": partial(dynamic, window=mfac.Int8(block=16), devices=["cpu", "cpu"]),
     "dynamic, top-k rows": partial(dynamic, window=mfac.TopK(0.2, block=16)),
     "dynamic, half full": half_full,
+}
+
+
+@contextmanager
+def default_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+MODES = {
+    "autocast": partial(torch.autocast, "cpu", torch.bfloat16),
+    "inference mode": torch.inference_mode,
+    "float64 by default": partial(default_dtype, torch.float64),
+    "another device by default": partial(torch.device, "meta"),
 }

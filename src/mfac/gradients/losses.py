@@ -157,7 +157,8 @@ def drawn_by_seed(draw: Callable[..., Tensor], like: Float[Tensor, "n ..."], see
     """Random numbers of the shape and dtype of `like`, in as many equal parts as there are seeds, each from its own."""
     seeds = seeds if len(like) % len(seeds) == 0 else seeds[:1]  # parts that cannot be told apart
     shape = (len(like) // len(seeds), *like.shape[1:])
-    parts = [draw(shape, generator=torch.Generator().manual_seed(seed), dtype=like.dtype) for seed in seeds]
+    options: dict[str, Any] = {"dtype": like.dtype, "device": "cpu"}
+    parts = [draw(shape, generator=torch.Generator().manual_seed(seed), **options) for seed in seeds]
     return torch.cat(parts).to(like.device)
 
 

@@ -56,7 +56,7 @@ class Int8:
 
     def build(self, num_grads: int, dim: int, device: torch.device) -> Rows:
         codes = torch.zeros(num_grads, dim, dtype=torch.int8, device=device)
-        rows = Int8Rows(self, codes, torch.zeros(self.blocks(dim), num_grads, device=device))
+        rows = Int8Rows(self, codes, torch.zeros(self.blocks(dim), num_grads, dtype=torch.float32, device=device))
         rows.compiled(torch.float32)  # compiles now, not in the first step
         return rows
 
@@ -88,7 +88,7 @@ class Int8Rows(Rows):
             # Spread over all bits: torch's generator on the CPU looks at the lowest 32 only.
             seed = (self.kind.seed * 0x9E3779B97F4A7C15 + self._written) % 2**63
             generator = torch.Generator(g.device).manual_seed(seed)
-            noise = torch.rand(len(g), generator=generator, device=g.device)
+            noise = torch.rand(len(g), generator=generator, dtype=torch.float32, device=g.device)
         codes, scales = quantize(g, self.kind.block, noise)
         return StoredRow(self._dequantized(codes, scales), (codes, scales))
 
@@ -96,6 +96,7 @@ class Int8Rows(Rows):
         self._codes[k], self._scales[:, k] = stored.parts
         self._written += 1
 
+    @products.without_autocast
     def project(self, n: int, x: Float[Tensor, "d *k"], dtype: torch.dtype) -> Float[Tensor, "n *k"]:
         if x.ndim == 1 and (compiled := self._stored.project(n, x, dtype)) is not None:
             return compiled
@@ -105,6 +106,7 @@ class Int8Rows(Rows):
             torch.matmul(tile, x[columns], out=parts[columns.start // self.kind.block, rows])
         return torch.einsum("bn...,bn->n...", parts.double(), self._scales[:, :n].double())
 
+    @products.without_autocast
     def combine(self, a: Float[Tensor, "n *k"], dtype: torch.dtype) -> Float[Tensor, "d *k"]:
         if a.ndim == 1 and (compiled := self._stored.combine(a, dtype)) is not None:
             return compiled

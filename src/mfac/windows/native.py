@@ -72,7 +72,7 @@ class Stored(NamedTuple):
         (m, d), scales = self.numbers.shape, None if self.scales is None else self.scales.data_ptr()
         function, vector = getattr(library, f"{name}_{REAL[dtype]}"), vector.contiguous()
         arguments = self.numbers.data_ptr(), scales, m, d, self.block or d, vector.data_ptr(), n
-        length, out = made[0], torch.empty(made[0], dtype=made[1])
+        length, out = made[0], torch.empty(made[0], dtype=made[1], device="cpu")
 
         def work(first: int, last: int) -> None:
             function(*arguments, first, last, out.data_ptr())

@@ -66,7 +66,7 @@ class Rows(ABC):
     def gram(self, n: int, dtype: torch.dtype) -> Float[Tensor, "n n"]:
         parts = products.spans(self.shape[1], max(1, products.TILE // n))
         pieces = (self.columns(n, part.start, part.stop) for part in parts)
-        return sum((products.gram(piece, dtype) for piece in pieces), torch.zeros(()))
+        return sum((products.gram(piece, dtype) for piece in pieces), torch.zeros((), device=self.device))
 
     @abstractmethod
     def row(self, k: int) -> Float[Tensor, " d"]: ...
@@ -98,7 +98,8 @@ class Rows(ABC):
 
     def check(self, saved: "SavedRows", n: int) -> Float[Tensor, " n"]:
         """The squared norms of n saved rows; ValueError if one of them does not fit. Nothing changes."""
-        squares = torch.zeros(n, dtype=torch.float64)  # not a list: small tensors between large ones break up the heap
+        # Not a list: small tensors between large ones break up the heap.
+        squares = torch.zeros(n, dtype=torch.float64, device=self.device)
         for k in range(n):
             row = saved.row(k)
             if row.shape != self.shape[1:]:

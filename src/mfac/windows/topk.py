@@ -69,7 +69,7 @@ class TopK:
         entries = self.entries(dim)
         indices = torch.zeros(num_grads, entries, dtype=torch.int16, device=device)
         values = torch.zeros(num_grads, entries, dtype=self.dtype, device=device)
-        return TopKRows(self, indices, values, torch.zeros(dim, device=device))
+        return TopKRows(self, indices, values, torch.zeros(dim, dtype=torch.float32, device=device))
 
 
 class TopKRows(Rows):
@@ -119,7 +119,8 @@ class TopKRows(Rows):
 
     def gather(self, n: int, indices: Int[Tensor, " c"]) -> Float[Tensor, "n c"]:
         wanted, where = indices.unique(return_inverse=True)
-        out = torch.zeros(n, len(wanted) + 1, device=self._error.device)  # the last column takes unwanted entries
+        # The last column takes unwanted entries.
+        out = torch.zeros(n, len(wanted) + 1, dtype=self.dtype, device=self.device)
         for number in (wanted // self.kind.block).unique().tolist():
             columns, entries = self._block(number)
             found = self._indices[:n, entries].long() + columns.start
