@@ -102,11 +102,11 @@ class DualBlocks:
 
     def leverages(self) -> tuple[Float[Tensor, " m"], Float[Tensor, " m"]]:
         """h_i = [K S⁻¹]_ii and 1 − h_i, of the full matrix."""
-        self._settle(slice(0, 1))
+        self._check_inverse()
         return woodbury.leverages(self._factors.gram(slice(0, 1))[0], self._factors.L[0], self._factors.shift)
 
     def logdet(self) -> Float[Tensor, ""]:
-        self._settle(slice(0, self.run.count))
+        self._check_inverse()
         length = int(self._sum(self._factors.L.new_tensor(float(self.run.length))))
         return -woodbury.log_det_fisher(self._factors.L, self._factors.shift, self._damping, length).sum()
 
@@ -206,6 +206,13 @@ class DualBlocks:
             return False
         self._polish(blocks, self._factors.known(blocks).grown)
         return True
+
+    def _check_inverse(self) -> None:
+        """For 1 − h_i, whose relative error this bounds, and the determinant, where it is that of every factor."""
+        if self._settle(slice(0, self.run.count)):
+            judge.check_promise(
+                self._factors.known(slice(None)).grown, self._factors.condition.squares, self._factors.shift
+            )
 
     def _polish(self, blocks: Blocks, error: Tensor | None = None, together: bool = True) -> bool:
         """Makes K in float64 for the blocks whose answers have too large an error by it; whether there was one."""

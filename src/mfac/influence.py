@@ -10,6 +10,7 @@ from mfac import products, woodbury
 from mfac.dual import DualBlocks
 from mfac.gradient_file import GradientFile
 from mfac.inverse_fisher import InverseFisher, unrecorded
+from mfac.precision import check_dense
 from mfac.static import StaticInverseFisher
 
 Rows = Tensor | GradientFile | Iterable[Tensor]
@@ -99,11 +100,11 @@ def leave_out(op: InverseFisher, rows: int | Sequence[int] | Int[Tensor, " n"]) 
     """
     held, weights = op._held_rows()
     chosen = torch.as_tensor(rows, device=weights.device).reshape(-1)
-    if chosen.is_floating_point() or chosen.dtype == torch.bool:
+    if len(chosen) and (chosen.is_floating_point() or chosen.is_complex() or chosen.dtype == torch.bool):
         raise IndexError(f"rows must be ints, not {chosen.dtype}; of a mask take mask.nonzero()")
     if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < len(weights):
         raise IndexError(f"rows must lie in 0 .. {len(weights) - 1}, not {chosen.tolist()}")
-    weights[chosen] = 0
+    weights[chosen.long()] = 0
     if isinstance(op, StaticInverseFisher):
         return op._again(held, row_weights=weights)
     return StaticInverseFisher(held, op.damping, row_weights=weights, process_group=op._ranks.group)
@@ -157,13 +158,11 @@ def _blocks(op: InverseFisher, rows: Rows, name: str) -> Iterator[Float[Tensor, 
     else:
         parts = [rows] if isinstance(rows, Tensor) else rows
     for part in parts:
-        if not isinstance(part, Tensor) or not part.is_floating_point() or part.shape[-1:] != op.shape[:1]:
-            kind = f"{part.dtype} {list(part.shape)}" if isinstance(part, Tensor) else type(part).__name__
-            raise ValueError(
-                f"{name} must be floating-point rows [k, {op.shape[0]}], as the operator's are, not {kind}"
-            )
+        check_dense(name, part)
+        if part.shape[-1:] != op.shape[:1]:
+            raise ValueError(f"{name} must be rows [k, {op.shape[0]}], as the operator's are, not {list(part.shape)}")
         for piece in part.detach().reshape(-1, op.shape[0]).split(step):
             yield piece.to(op.device, torch.float64)
-            empty = False
+            empty &= not len(piece)
     if empty:
         raise ValueError(f"{name} holds no rows; give at least one")

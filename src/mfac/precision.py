@@ -130,7 +130,7 @@ def check_dense(name: str, x: object) -> None:
         found, remedy = type(x).__name__, "torch.as_tensor"
     elif x.layout != torch.strided or x.is_nested or x.is_meta:
         found, remedy = "one on the meta device" if x.is_meta else f"a {x.layout} one", ".to_dense()"
-    elif not x.is_floating_point():
+    elif not x.is_floating_point() or x.itemsize == 1:
         found, remedy = str(x.dtype), ".float()"
     else:
         return

@@ -10,6 +10,7 @@ from mfac.gradients.batches import Batch, num_samples, passes, placed
 from mfac.gradients.losses import LossFn
 from mfac.gradients.model_state import evaluation
 from mfac.layout import ParameterLayout, Params
+from mfac.precision import check_dense
 
 COLUMNS = 16  # are differentiated at once: each takes as much memory as the backward pass of a batch
 
@@ -34,10 +35,11 @@ def hessian_product(
     layout = ParameterLayout(model, params)
 
     def product(x: Float[Tensor, "d k"]) -> Float[Tensor, "d k"]:
-        if x.ndim != 2 or len(x) != layout.dim:
+        check_dense("x", x)
+        if x.ndim != 2 or len(x) != layout.dim or not x.shape[1]:
             raise ValueError(f"x must be [{layout.dim}, k], one column for each vector, not {list(x.shape)}")
-        total, count = torch.zeros_like(x), 0
         with evaluation(model, layout.tensors):
+            total, count = torch.zeros_like(x), 0
             for index, batch in enumerate(passes(batches)):
                 samples = num_samples(batch, index)
                 loss = loss_fn(model, placed(batch, layout.device))
