@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from operator import index
 from typing import Any, Literal
 
 import torch
@@ -115,6 +116,7 @@ class DynamicInverseFisher(InverseFisher):
     @unrecorded
     def replace(self, k: int, g: Float[Tensor, " d"]) -> None:
         """Replaces row k by g; the order of later updates stays the same. Raises as `update` does, and IndexError."""
+        k = index(k)
         if not 0 <= k < self.num_seen:
             raise IndexError(f"there is no row {k} to be replaced: the window holds {self.num_seen} (add with update)")
         self._exchange(k, g)
@@ -128,6 +130,8 @@ class DynamicInverseFisher(InverseFisher):
             torch.linalg.LinAlgError: a RuntimeError; the damping is too small for these gradients, even in float64. The
                 window is unchanged. Otherwise as `update`.
         """
+        if not 0 <= average <= 1:
+            raise ValueError(f"average must be a weight from 0 (none) to 1, not {average!r}")
         k = self._updates % self.num_grads
         self._exchange(k, g, settle=True)
         self._updates += 1
@@ -140,6 +144,10 @@ class DynamicInverseFisher(InverseFisher):
     @unrecorded
     def combine(self, coefficients: Float[Tensor, " n"]) -> Float[Tensor, " d"]:
         """Gᵀc: the sum of the rows in the window, each times its coefficient."""
+        judge.check_dense("coefficients", coefficients)
+        if coefficients.shape[:1] != (self.num_seen,):
+            found = list(coefficients.shape)
+            raise ValueError(f"coefficients must be [{self.num_seen}], one for each row in the window, not {found}")
         return self._rows.combine(coefficients, self._update_dtype(self.dtype))
 
     @one_thread

@@ -33,6 +33,7 @@ class FisherBlocks:
         """(rows added so far, dim)."""
         return self.num_grads, self.dim
 
+    @torch.no_grad()
     def add(self, rows: Float[Tensor, "k dim"]) -> None:
         """Adds the outer products of the rows, in float64.
 

@@ -124,6 +124,7 @@ class InverseFisher(ABC):
         self._ask(fill)
         return out.to(self.dtype).reshape(shape)
 
+    __array_ufunc__ = None  # x @ op of an array is ours to refuse, with what to convert it by
     __iter__ = None  # else Python would call op[0], op[1], ... and take the IndexError for the end
 
     @unrecorded
@@ -202,7 +203,7 @@ class InverseFisher(ABC):
         if isinstance(index, slice) or index is None or index is Ellipsis:
             raise IndexError("slices are not supported; use ints or index tensors (op.to_dense() for a small matrix)")
         index = torch.as_tensor(index, device=self.device)
-        if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
+        if index.numel() and (index.is_floating_point() or index.is_complex() or index.dtype == torch.bool):
             raise IndexError(f"indices must be integers, not {index.dtype}")
         index = index.long()
         outside = (index < -self._dim) | (index >= self._dim)
@@ -220,8 +221,8 @@ class InverseFisher(ABC):
 def check_damping(damping: float, dtype: torch.dtype = torch.float64) -> float:
     """λ as a float; ValueError unless it is positive and finite, and so is 1/λ in the dtype of the answers."""
     try:
-        value = math.nan if isinstance(damping, bool) else float(damping)
-    except (TypeError, ValueError):
+        value = math.nan if isinstance(damping, bool) else float(damping + 0)  # a TypeError for text
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         raise ValueError(f"damping must be a positive number, not {damping!r}") from None
     if not (value > 0 and math.isfinite(value)):
         found = damping if isinstance(damping, bool) else value

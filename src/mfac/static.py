@@ -77,7 +77,9 @@ class StaticInverseFisher(InverseFisher):
         alone = self._ranks.size == 1
         with self._ranks.together("building the operator"):
             options.check(grads, damping, least=1 if alone else 0)
-        self._ranks.agree_on({"damping": float(damping), **options.description(grads)})
+        damping, weights = float(damping), options._weights()  # not the tensors of the caller, which may change
+        options = replace(options, row_weights=None if weights is None else weights.clone())
+        self._ranks.agree_on({"damping": damping, **options.description(grads)})
         self._grads, self._options, self._watch = grads, options, Watched(grads)
         with self._separate("building the blocks"):
             reduce = self._ranks.sum_ if self._shared and not alone else None

@@ -124,7 +124,7 @@ def test_elements_take_every_form_of_index(built):
     assert built.op[i, j].shape == (3, 5)
     assert built.op[2, 3].shape == ()
     assert torch.allclose(built.op[-1, -2], dense[-1, -2], atol=1e-4)
-    assert built.op[torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)].shape == (0,)
+    assert built.op[torch.empty(0, dtype=torch.int64), []].shape == (0,)
 
 
 def test_keeps_dtype_device_and_arguments(built):

@@ -127,6 +127,13 @@ def test_gradients_of_the_wrong_kind_and_rows_that_are_not_there_are_refused(g, 
     for k in (-1, 3, 8):
         with pytest.raises(IndexError, match=f"no row {k} to be replaced: the window holds 3"):
             op.replace(k, torch.ones(30))
+    with unchanged(op), pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+        op.replace(1.0, torch.ones(30))
+    for average in (-0.5, 1.5, float("nan")):
+        with unchanged(op), pytest.raises(ValueError, match=r"average must be a weight from 0 .* to 1, not"):
+            op.update_and_apply(torch.ones(30), average)
+    with pytest.raises(ValueError, match=r"coefficients must be \[3\], one for each row .*, not \[4\]"):
+        op.combine(torch.ones(4))
 
 
 # The algebra of small windows is in numpy, that of large ones in torch.

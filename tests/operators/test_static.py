@@ -91,6 +91,16 @@ def test_gradients_that_require_grad_and_vectors_that_are_parameters_are_only_re
         op @ (2 * theta)
 
 
+def test_a_damping_and_weights_that_are_changed_afterwards_change_no_answer():
+    damping, weights, x = torch.tensor(1e-2), torch.rand(12, dtype=torch.float64), torch.randn(40)
+    op = mfac.StaticInverseFisher(mixed(12, 40), damping, row_weights=weights)
+    before = op @ x, mfac.leave_out(op, 3) @ x
+    damping.fill_(5.0)
+    weights.zero_()
+    assert torch.equal(op @ x, before[0])
+    assert torch.equal(mfac.leave_out(op, 3) @ x, before[1])
+
+
 @pytest.mark.parametrize(("where", "bad"), [((0, 3), float("nan")), ((7, 39), float("inf")), ((11, 0), -float("inf"))])
 @pytest.mark.parametrize("options", [{}, {"block_size": 8}, {"block_size": 15}, {"page_size": 6}])
 def test_gradients_that_are_not_finite_are_refused_by_row(where, bad, options):
@@ -116,6 +126,8 @@ LARGE = 1e20 * torch.ones(3, 16)
         (mixed(12, 40), {"damping": 1e-300}, "damping 1e-300 is too small: answers grow to 1/damping"),
         (mixed(12, 40), {"damping": float("nan")}, "damping must be positive and finite, not nan"),
         (mixed(12, 40), {"damping": "small"}, "damping must be a positive number, not 'small'"),
+        (mixed(12, 40), {"damping": "0.1"}, "damping must be a positive number, not '0.1'"),
+        (mixed(12, 40), {"damping": torch.tensor(1j)}, "damping must be a positive number, not tensor"),
         (mixed(12, 40), {"block_size": 0}, "block_size must be a positive int or None .*, not 0"),
         (mixed(12, 40), {"sizes": [40]}, "sizes was given without block_size"),
         (mixed(12, 40), {"block_size": 8, "sizes": [30]}, "add up to the 40 columns; they add up to 30"),
@@ -138,6 +150,7 @@ def test_bad_arguments_are_refused(grads, options, message):
     [
         (torch.ones(39), r"x must be \[40\] or \[40, k\], not \[39\]"),
         (torch.ones(40, dtype=torch.int32), "x must be a dense floating-point tensor, not torch.int32"),
+        (torch.ones(40).to(torch.float8_e4m3fn), "x must be a dense floating-point tensor, not torch.float8_e4m3fn"),
         (torch.ones(40).numpy(), "x must be a dense floating-point tensor, not ndarray; convert with torch.as_tensor"),
         (torch.ones(40).to_sparse(), r"not a torch.sparse_coo one; convert with \.to_dense"),
         (torch.eye(40)[:, :2] * torch.nan, "the vector has numbers that are not finite"),
@@ -146,7 +159,7 @@ def test_bad_arguments_are_refused(grads, options, message):
 )
 def test_bad_vectors_are_refused(x, message):
     op = mfac.StaticInverseFisher(mixed(12, 40))
-    for call in (op.__matmul__, op.quadratic_form, op.solve):
+    for call in (op.__matmul__, op.quadratic_form, op.solve, lambda x: x @ op if x.ndim == 1 else op @ x):
         with pytest.raises(ValueError, match=message):
             call(x)
 
@@ -219,7 +232,8 @@ def test_summed_blocks_refuse_what_is_for_gradients():
         sums = mfac.FisherBlocks(40, 7)
     with pytest.raises(ValueError, match="hold no gradient yet"):
         mfac.StaticInverseFisher(sums)
-    sums.add(mixed(3, 40))
+    sums.add(mixed(3, 40).requires_grad_())
+    assert not any(part.requires_grad for part in sums.sums)
     for options in ({"block_size": 7}, {"row_weights": torch.ones(3)}, {"overwrite": True}):
         with pytest.raises(ValueError, match="already have their blocks"):
             mfac.StaticInverseFisher(sums, **options)
