@@ -189,4 +189,5 @@ class DeviceRows(Rows):
         return torch.cat([part.to(self.device) for part in parts], dim)
 
     def _sum(self, parts: Sequence[Tensor]) -> Tensor:
-        return torch.stack([part.to(self.device) for part in parts]).sum(0)
+        first, *others = [part.to(self.device) for part in parts]
+        return sum(others, first)  # every entry in the same order: a Gram matrix stays symmetric, bit for bit
