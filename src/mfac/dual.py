@@ -208,11 +208,10 @@ class DualBlocks:
         return True
 
     def _check_inverse(self) -> None:
-        """For 1 − h_i, whose relative error this bounds, and the determinant, where it is that of every factor."""
+        """Raises LinAlgError unless S⁻¹ has the digits for every 1 − h_i, and for a determinant."""
         if self._settle(slice(0, self.run.count)):
-            judge.check_promise(
-                self._factors.known(slice(None)).grown, self._factors.condition.squares, self._factors.shift
-            )
+            known = self._factors.known(slice(None))
+            judge.check_promise(known.grown, known.squares, self._factors.shift)
 
     def _polish(self, blocks: Blocks, error: Tensor | None = None, together: bool = True) -> bool:
         """Makes K in float64 for the blocks whose answers have too large an error by it; whether there was one."""

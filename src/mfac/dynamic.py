@@ -144,10 +144,8 @@ class DynamicInverseFisher(InverseFisher):
     @unrecorded
     def combine(self, coefficients: Float[Tensor, " n"]) -> Float[Tensor, " d"]:
         """Gᵀc: the sum of the rows in the window, each times its coefficient."""
-        judge.check_dense("coefficients", coefficients)
         if coefficients.shape[:1] != (self.num_seen,):
-            found = list(coefficients.shape)
-            raise ValueError(f"coefficients must be [{self.num_seen}], one for each row in the window, not {found}")
+            raise ValueError(f"coefficients must be [{self.num_seen}], one a row, not {list(coefficients.shape)}")
         return self._rows.combine(coefficients, self._update_dtype(self.dtype))
 
     @one_thread

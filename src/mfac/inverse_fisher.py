@@ -6,7 +6,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,9 +18,8 @@ from mfac.gradient_file import GradientFile
 from mfac.memory import available_memory, gib
 from mfac.precision import check_dense
 from mfac.primal import PrimalBlocks
+from mfac.products import P, Value
 
-P = ParamSpec("P")
-Value = TypeVar("Value")
 Blocks = DualBlocks | PrimalBlocks
 
 
@@ -224,9 +223,8 @@ def check_damping(damping: float, dtype: torch.dtype = torch.float64) -> float:
         value = math.nan if isinstance(damping, bool) else float(damping + 0)  # a TypeError for text
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise ValueError(f"damping must be a positive number, not {damping!r}") from None
-    if not (value > 0 and math.isfinite(value)):
-        found = damping if isinstance(damping, bool) else value
-        raise ValueError(f"damping must be positive and finite, not {found}; 1e-5 is a common choice")
+    if not 0 < value < math.inf:
+        raise ValueError(f"damping must be positive and finite, not {damping}; 1e-5 is a common choice")
     if value * torch.finfo(dtype).max < 1:
         raise ValueError(f"damping {value:g} is too small: answers grow to 1/damping, which {dtype} cannot hold")
     return value

@@ -52,9 +52,8 @@ def unpack(packed: Float[Tensor, "*blocks m m"], diagonal: Float[Tensor, "*block
 def growth(Linv: Float[Tensor, "*blocks m m"], squares: Float[Tensor, "*blocks m"]) -> Float[Tensor, "*blocks"]:
     """κ = ‖D^½ S⁻¹ D^½‖ with D = diag(squares), from below: power iteration from a fixed start."""
     M = Linv * squares.sqrt()[..., None, :]
-    start = torch.Generator().manual_seed(0)
-    v = torch.rand(M.shape[-1], dtype=torch.float64, generator=start, device="cpu").to(M.device) - 0.5
-    v = v.expand(*M.shape[:-1])[..., None]
+    v = torch.rand(M.shape[-1], dtype=torch.float64, generator=torch.Generator().manual_seed(0), device="cpu") - 0.5
+    v = v.to(M.device).expand(*M.shape[:-1])[..., None]
     for _ in range(POWER_STEPS):
         v = M.transpose(-1, -2) @ (M @ (v / torch.linalg.vector_norm(v, dim=-2, keepdim=True).clamp_min(TINY)))
     return torch.linalg.vector_norm(v, dim=(-2, -1))

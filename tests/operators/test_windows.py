@@ -256,7 +256,7 @@ def test_a_state_whose_rows_went_on_is_refused(kind):
         (lambda: window(None, d=-1), "dim must be a positive int, not -1"),
         (lambda: window(None, normalize="no"), "normalize must be 'seen', 'full' or 'sum', not 'no'"),
         (lambda: window(None, precision="half"), "precision must be one of 'auto', 'float32', 'float64', not 'half'"),
-        (lambda: window(None, damping=0), "damping must be positive and finite, not 0.0"),
+        (lambda: window(None, damping=0), "damping must be positive and finite, not 0;"),
         (lambda: window(None, device="cpu", devices=["cpu"]), r"give device='cpu' or devices=\[\.\.\.\], not both"),
         (lambda: window(None, devices=[]), r"devices must be a list of at least one device, not \[\]"),
         (lambda: window(None, devices="cpu"), "devices must be a list of at least one device, not 'cpu'"),

@@ -49,9 +49,8 @@ class ChunkedColumns(Columns):
         everything = self._ranks.gather(torch.cat((step, sums.double().view(step.dtype))))
         sizes = zip(self._slots, self.layout.sizes, strict=True)
         row = torch.cat([everything[:, slot].reshape(-1)[:size] for slot, size in sizes])
-        return list(self.layout.unflatten(row).values()), everything[:, self.dim :].contiguous().view(
-            torch.float64
-        ).sum(0)
+        sums = everything[:, self.dim :].contiguous().view(torch.float64).sum(0)
+        return list(self.layout.unflatten(row).values()), sums
 
     def to_state(self, number: int, rows: Float[Tensor, "m n"]) -> Tensor:
         if self._sharding is None:

@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mfac.inverse_fisher import Ranks, Value
+from mfac.inverse_fisher import Ranks
+from mfac.products import Value
 from mfac.saved import digest
 
 # What the other ranks raise when one has raised this; RuntimeError for anything else.

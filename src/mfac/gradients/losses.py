@@ -157,8 +157,7 @@ def drawn_by_seed(draw: Callable[..., Tensor], like: Float[Tensor, "n ..."], see
     """Random numbers of the shape and dtype of `like`, in as many equal parts as there are seeds, each from its own."""
     seeds = seeds if len(like) % len(seeds) == 0 else seeds[:1]  # parts that cannot be told apart
     shape = (len(like) // len(seeds), *like.shape[1:])
-    options: dict[str, Any] = {"dtype": like.dtype, "device": "cpu"}
-    parts = [draw(shape, generator=torch.Generator().manual_seed(seed), **options) for seed in seeds]
+    parts = [draw(shape, generator=torch.Generator().manual_seed(s), dtype=like.dtype, device="cpu") for s in seeds]
     return torch.cat(parts).to(like.device)
 
 

@@ -98,8 +98,7 @@ class Rows(ABC):
 
     def check(self, saved: "SavedRows", n: int) -> Float[Tensor, " n"]:
         """The squared norms of n saved rows; ValueError if one of them does not fit. Nothing changes."""
-        # Not a list: small tensors between large ones break up the heap.
-        squares = torch.zeros(n, dtype=torch.float64, device=self.device)
+        squares = torch.zeros(n, dtype=torch.float64, device=self.device)  # a list of tensors would break up the heap
         for k in range(n):
             row = saved.row(k)
             if row.shape != self.shape[1:]:

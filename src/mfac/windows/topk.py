@@ -119,8 +119,7 @@ class TopKRows(Rows):
 
     def gather(self, n: int, indices: Int[Tensor, " c"]) -> Float[Tensor, "n c"]:
         wanted, where = indices.unique(return_inverse=True)
-        # The last column takes unwanted entries.
-        out = torch.zeros(n, len(wanted) + 1, dtype=self.dtype, device=self.device)
+        out = torch.zeros(n, len(wanted) + 1, dtype=self.dtype, device=self.device)  # the last takes unwanted entries
         for number in (wanted // self.kind.block).unique().tolist():
             columns, entries = self._block(number)
             found = self._indices[:n, entries].long() + columns.start
