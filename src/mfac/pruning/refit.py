@@ -76,7 +76,7 @@ def refit(
             for norm in norms:
                 norm.train()
             optimizer = torch.optim.Adam(model.parameters(), lr)  # leaves frozen ones, which have no gradient
-            total, reading = passes * len(given), ready.reading(dense, given[0])
+            total, reading = passes * len(given), ready.reading(dense, given[0], "refit")
             scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / total)
             with attach_masks(optimizer, masks, model):
                 means = [
@@ -98,7 +98,7 @@ def refit_if_closer(
     if not others or not any(parameter.requires_grad for parameter in model.parameters()):
         return False
     ready = ready_loss(loss_fn, output_fn, "refit")
-    reading = ready.reading(dense, given[0])
+    reading = ready.reading(dense, given[0], "refit")
 
     def distance() -> float:
         with evaluation(model), torch.no_grad():
