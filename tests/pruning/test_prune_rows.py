@@ -224,8 +224,10 @@ def by_token(layers, x):
     return layers[1](torch.tanh(layers[0](x.flatten(0, 1))).unflatten(0, x.shape[:2]).mean(1))
 
 
-# On samples without a dimension for them, on two for each sample and then on one, and on tokens that are samples.
+# On samples without a dimension for them, on some of the samples at a time, on two for each and then on one, and on
+# tokens that are samples.
 WAYS = [
+    ("linear", lambda layers, x: torch.cat([layers(some) for some in x.split(4)]), nn.Module.__call__),
     ("linear", lambda layers, x: torch.stack([layers(one) for one in x]), nn.Module.__call__),
     ("convolution", lambda layers, x: torch.stack([layers(one) for one in x]), nn.Module.__call__),
     (
@@ -239,7 +241,7 @@ WAYS = [
 
 @pytest.mark.parametrize(("name", "odd", "plain"), WAYS)
 def test_layers_that_see_other_batches_than_the_model_are_measured_alike(name, odd, plain):
-    layers, batches = problem(name)
+    layers, batches = problem(name, 22)
     found = []
     for way in (odd, plain):
         model = Around(copy.deepcopy(layers), way)

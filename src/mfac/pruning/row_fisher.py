@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -237,7 +238,10 @@ class RowFisher:
                 squares += (dy.square().T @ a.square()).double() * root**2
                 sums.add(a, dy * root)
         elif calls:
-            self._add_samples(sums, sum((use.samples() for use in calls[1:]), calls[0].samples()) * root, squares)
+            rows = map(LayerCall.samples, calls)
+            by_sample = {len(use.x) for use in calls} == {samples}  # else it is not known which rows belong together
+            for G in [reduce(torch.add, rows)] if by_sample else rows:
+                self._add_samples(sums, G * root, squares)
 
     def _add_others(self, parts: Sequence[Part], squares: Mapping[str, Tensor]) -> None:
         """Adds the rows of weights whose layers are not understood, sample by sample."""
