@@ -298,9 +298,11 @@ def test_a_single_sample_without_a_variance_is_left_out_and_unused_statistics_st
     mfac.prune(model, LOSS, batches, 0.5, recomputations=1, num_grads=5, refit=refit)
     means = [model[0](x).mean(0) for x, _ in batches if len(x) > 1]
     torch.testing.assert_close(model[1].running_mean, sum(means) / 3)
+    model[0].spare, head = model[1].spare, model[0]  # in a model that uses no other
+    mfac.prune(head, LOSS, batches, 0.5, recomputations=1, num_grads=5, refit=refit)
     for name in ("running_mean", "running_var"):
         assert torch.equal(getattr(model[1].spare, name), spare[name])
     with pytest.raises(ValueError, match="no batch for batch norm has more than one sample"):
-        mfac.prune(model, LOSS, batches[:1], 0.6, recomputations=1, refit=False)
+        mfac.prune(model, LOSS, batches[:1], 0.6, recomputations=2, refit=refit, on_step=pytest.fail)
     with pytest.raises(ValueError, match="no batch has more than one sample, which batch norm needs"):
         mfac.refit(model, copy.deepcopy(model), LOSS, batches[:1], {})

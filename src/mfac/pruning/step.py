@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,7 +29,7 @@ from mfac.gradients.to_file import collect_to_file
 from mfac.inverse_fisher import Ranks, ranks_of
 from mfac.layout import Masks, ParameterLayout, as_mask
 from mfac.memory import available_memory, parse_bytes
-from mfac.pruning.batch_norm import average_statistics, recalibrate, running_norms
+from mfac.pruning.batch_norm import average_statistics, check_sizes, recalibrate, running_norms
 from mfac.pruning.batch_stream import BatchStream, generator_state, set_generator_state
 from mfac.pruning.curvature import Curvature, FisherCurvature
 from mfac.pruning.masks import apply_masks
@@ -119,6 +120,10 @@ class Pruner:
             wants_norms = options.bn_batches is not None or options.recalibrate not in ("auto", False)
             if wants_norms and not running_norms(model):
                 raise ValueError("the model has no batch norm with running statistics; drop recalibrate and bn_batches")
+            recalibrates = options.bn_batches is None and options.recalibrate in ("auto", True)
+            if running_norms(model) and (refits or recalibrates):
+                counts = (options.loss_batches, self.num_batches)  # the second if the first, read already, do not do
+                check_sizes(model, chain.from_iterable(map(self.stream.peek, counts)), partial(loss_fn, model))
         if ranks.size > 1:
             shared = {"sparsity": sparsity} | {name: getattr(options, name) for name in SHARED}
             check_ranks(ranks, collection, shared | {"bn_batches": options.bn_batches is not None})
