@@ -77,6 +77,15 @@ def test_a_summed_loss_has_the_fisher_matrix_of_a_batch(fisher, make):
     assert found[1].predicted_increase == pytest.approx(8 * found[0].predicted_increase)
 
 
+@pytest.mark.parametrize(("fisher", "make"), [("sampled", nn.Sequential), ("gauss-newton", Bypassed)])
+def test_the_loss_of_an_output_fn_is_a_mean_whatever_the_reduction_of_another(fisher, make):
+    layers, batches = problem("linear")
+    options = {"fisher": fisher, "output_fn": lambda m, b: m(b[0]), "recomputations": 1, "refit": False, "seed": 0}
+    losses = [mfac.criterion_loss(nn.CrossEntropyLoss(reduction=reduction)) for reduction in ("mean", "sum")]
+    found = [mfac.prune(make(*copy.deepcopy([layers[0], layers[2]])), loss, batches, 0.5, **options) for loss in losses]
+    assert found[0].predicted_increase == pytest.approx(found[1].predicted_increase)
+
+
 def test_tokens_are_rows_of_their_own_and_damping_is_relative():
     model, batches = problem("tokens")
     dense = copy.deepcopy(model)

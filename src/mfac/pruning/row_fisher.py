@@ -59,7 +59,8 @@ class RowFisher:
         self._index = {name: torch.where(index < 0, d, index) for name, index in places.items()}
         count = sum(map(num_samples, self.batches))
         self._samples = sum(self.ranks.tell(count))
-        reduction = getattr(getattr(self.collection.loss_fn, "criterion", None), "reduction", "mean")
+        ready = getattr(self.collection.loss, "ready", self.collection.loss)
+        reduction = getattr(getattr(ready, "criterion", None), "reduction", "mean")
         self._summed = (count / len(self.batches)) ** 0.5 if reduction == "sum" else None  # F is that of a batch's loss
         with self.ranks.together("finding the layers"):
             self._by_layer = self._understood()
