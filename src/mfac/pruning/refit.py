@@ -101,8 +101,8 @@ def refit_if_closer(
     reading = ready.reading(dense, given[0], "refit")
 
     def distance() -> float:
-        with evaluation(model), torch.no_grad():
-            return sum(float(divergence(ready, model, dense, batch, reading)) for batch in apart)
+        with evaluation(model):
+            return sum(float(divergence(ready, model, dense, batch, reading).detach()) for batch in apart)
 
     before = distance()
     for lr in RATES:
@@ -154,8 +154,7 @@ def _descend(
 
 def divergence(ready: Any, model: nn.Module, dense: nn.Module, batch: Batch, reading: int) -> Float[Tensor, ""]:
     """The mean over positions of KL(dense ‖ model), or of the squared distance; ignored labels do not count."""
-    with torch.no_grad():
-        aim = ready.parts(dense, batch, reading)[1]
+    aim = ready.parts(dense, batch, reading)[1].detach()  # gradients are on, which some models need
     criterion, z, targets = ready.parts(model, batch, reading)
     kind = family(criterion, "refit")
     if kind == "squared error":

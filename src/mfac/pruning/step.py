@@ -261,12 +261,22 @@ class Pruner:
         """The mean over a few batches that stay the same, those of all ranks, in eval mode."""
         model = self.weights.model
         devices = {parameter.device for parameter in model.parameters()}
-        with self._ranks.together("the loss"), evaluation(model), torch.no_grad():
+        with self._ranks.together("the loss"), evaluation(model):
             batches = [move(batch, *devices) if len(devices) == 1 else batch for batch in self._loss_batches]
-            losses = [float(scalar(self._loss_fn(model, batch))) for batch in batches]
+            losses = [float(scalar(self._loss_of(batch)).detach()) for batch in batches]
         total = torch.tensor([sum(losses), len(losses)], dtype=torch.float64, device=self.weights.device)
         loss, count = self._ranks.sum_(total).tolist()
         return float(loss / count)
+
+    def _loss_of(self, batch: Batch) -> Any:
+        """Without gradients, unless the loss or the model differentiates by itself."""
+        try:
+            with torch.no_grad():
+                return self._loss_fn(self.weights.model, batch)
+        except RuntimeError as error:
+            if "does not require grad" not in str(error):
+                raise
+        return self._loss_fn(self.weights.model, batch)
 
 
 class FisherMethod:
