@@ -227,19 +227,16 @@ def test_pruning_and_refitting_where_gradients_are_off(context):
     assert same(state_of(model), state_of(twin))
 
 
-class Force(nn.Sequential):
-    """Minus the slope of its layers' output, which it needs gradients for."""
-
+class Slope(nn.Sequential):
     def forward(self, x):
         x = x.clone().requires_grad_()
-        return -torch.autograd.grad(super().forward(x).sum(), x, create_graph=True)[0]
+        return torch.autograd.grad(super().forward(x).sum(), x, create_graph=True)[0]
 
 
 @pytest.mark.filterwarnings("ignore:per-sample gradients are taken one by one")
 def test_a_model_that_differentiates_is_pruned_and_refitted():
-    model, inputs = Force(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)), torch.randn(64, 3)
-    batches = [(x, -x) for x in inputs.split(8)]
-    plain = mfac.prune(copy.deepcopy(model), SQUARED, batches, 0.5, recomputations=1, refit=False)
-    result = mfac.prune(model, SQUARED, batches, 0.5, recomputations=1, refit=True)
-    assert same(result.masks, plain.masks)
-    assert result.history[-1].loss_after != plain.history[-1].loss_after
+    model, inputs = Slope(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)), torch.randn(64, 3)
+    batches, twin = [(x, x) for x in inputs.split(8)], copy.deepcopy(model)
+    for some, refit in ((model, True), (twin, False)):
+        mfac.prune(some, SQUARED, batches, 0.5, recomputations=1, refit=refit)
+    assert not same(state_of(model), state_of(twin))

@@ -21,7 +21,7 @@ from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
 from mfac.gradients.accumulate import sum_blocks
 from mfac.gradients.batches import Batch, move
-from mfac.gradients.collect import Collection, collect_rows, scalar
+from mfac.gradients.collect import Collection, collect_rows, loss_value
 from mfac.gradients.gauss_newton import has_output
 from mfac.gradients.losses import CriterionLoss, LossFn, ModelLoss, ready_loss
 from mfac.gradients.model_state import evaluation
@@ -263,20 +263,10 @@ class Pruner:
         devices = {parameter.device for parameter in model.parameters()}
         with self._ranks.together("the loss"), evaluation(model):
             batches = [move(batch, *devices) if len(devices) == 1 else batch for batch in self._loss_batches]
-            losses = [float(scalar(self._loss_of(batch)).detach()) for batch in batches]
+            losses = [loss_value(self._loss_fn, model, batch) for batch in batches]
         total = torch.tensor([sum(losses), len(losses)], dtype=torch.float64, device=self.weights.device)
         loss, count = self._ranks.sum_(total).tolist()
         return float(loss / count)
-
-    def _loss_of(self, batch: Batch) -> Any:
-        """Without gradients, unless the loss or the model differentiates by itself."""
-        try:
-            with torch.no_grad():
-                return self._loss_fn(self.weights.model, batch)
-        except RuntimeError as error:
-            if "does not require grad" not in str(error):
-                raise
-        return self._loss_fn(self.weights.model, batch)
 
 
 class FisherMethod:
