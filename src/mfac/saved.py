@@ -129,7 +129,7 @@ def digest(words: Iterable[str], values: Iterable[Tensor]) -> str:
         hasher.update(word.encode() + b"\0")
     for value in values:
         hasher.update(f"{value.dtype}{tuple(value.shape)}".encode())
-        plain = value.detach().cpu().contiguous().reshape(-1)
+        plain = value.detach().to_dense().cpu().contiguous().reshape(-1)
         if plain.numel():
             hasher.update(plain.view(torch.uint8).numpy().data)
     return hasher.hexdigest()

@@ -70,7 +70,7 @@ def test_a_parameter_of_no_dimension(per_sample):
     torch.testing.assert_close(rows, backward_rows(case.model, case.loss_fn, [case.batch]))
 
 
-def test_batches_as_dicts_and_tuples_and_tensors():
+def test_batches_as_dicts_and_tuples_and_tensors_also_sparse_ones(tmp_path):
     pytest.importorskip("transformers", reason="transformers is not installed")
     case = bert(4)
     expected = backward_rows(case.model.eval(), case.loss_fn, [case.batch])
@@ -78,6 +78,11 @@ def test_batches_as_dicts_and_tuples_and_tensors():
         assert torch.equal(collect_gradients(case.model, model_loss, [batch], 1), expected)
     tied = CASES["tied"]()
     assert collect_gradients(tied.model, tied.loss_fn, [tied.batch], 1).shape == (1, 126)
+    case = mlp()
+    case.model.register_forward_pre_hook(lambda module, inputs: inputs[0].to_dense())
+    sparse = (case.batch[0].to_sparse(), case.batch[1])
+    rows = collect_gradients(case.model, case.loss_fn, [sparse], 1, out=tmp_path / "rows").read_rows(0, 1)
+    assert torch.equal(rows, collect_gradients(case.model, case.loss_fn, [case.batch], 1))
 
 
 @pytest.mark.parametrize("per_sample", [False, True])
@@ -123,6 +128,7 @@ def test_batches_that_are_none_or_too_few(batches, options, message):
         ({"loss_fn": lambda m, b: m(b[0])}, r"a scalar tensor, it returned a tensor of shape \(6, 3\); reduce it"),
         ({"loss_fn": lambda m, b: 1.0}, "a scalar tensor, it returned float"),
         ({"loss_fn": lambda m, b: b[0].mean()}, "does not depend on any trainable parameter"),
+        ({"model": nn.Linear(5, 3, dtype=torch.cfloat)}, "complex parameters: weight, bias; name others in params"),
         ({"sample_fn": lambda m, b: b}, 'sample_fn needs fisher="sampled"'),
         ({"out": "x", "device": "cuda"}, "device='cuda' has no meaning; leave it out"),
     ],

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from mfac.gradients import accumulate_fisher, collect_gradients, criterion_loss, model_loss
 from mfac.gradients.gauss_newton import GaussNewtonLoss, has_output, output_seed, random_signs
+from mfac.gradients.losses import sampled_loss
 
 CLASS_WEIGHTS = torch.tensor([0.5, 2.0, 1.0], dtype=torch.float64)
 CLASSES, SHARES = torch.tensor([2, 0, -100]), torch.tensor([[0.2, 0.3, 0.5], [1, 0, 0], [0.5, 0, 1]]).double()
@@ -110,7 +111,11 @@ def language_model(kind: str, n: int = 6):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     torch.manual_seed(0)
     sizes = {"vocab_size": 12, "num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2}
-    if kind == "tagging":
+    if kind == "translation":
+        config = transformers.T5Config(vocab_size=12, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2,
+                                       decoder_start_token_id=0, initializer_factor=3.0)  # fmt: skip
+        model, classes = transformers.T5ForConditionalGeneration(config), 12
+    elif kind == "tagging":
         config = transformers.BertConfig(**sizes, intermediate_size=8, num_labels=3)
         model, classes = transformers.BertForTokenClassification(config), 3
     else:
@@ -145,19 +150,24 @@ def test_language_models_by_token(kind):
     torch.testing.assert_close(collect_gradients(model, model_loss, [many], 6, method="loop", **options), rows[:6])
 
 
-@pytest.mark.parametrize("kind", ["causal", "tagging"])
+@pytest.mark.parametrize("kind", ["causal", "tagging", "translation"])
 def test_labels_of_tokens_are_drawn_where_they_are_predicted(kind):
     model, batch = language_model(kind, 1)
-    drawn = model_loss.draw_labels(model, {key: x.repeat(4000, 1) for key, x in batch.items()}, range(4000))
-    assert drawn["labels"].shape == (4000, 5)
-    assert (drawn["labels"][:, 3] == -100).all()
+    loss, draw = sampled_loss(model_loss, None, None)
+    many = {key: x.repeat(4000, 1) for key, x in batch.items()}
+    kept, drawn = draw(model, many, range(4000))
+    first = int(kind == "causal")  # position that has a label
+    assert drawn.shape == (4000, 5 - first)
+    assert (drawn[:, 3 - first] == -100).all()
     with torch.no_grad():
         p = model(**batch).logits[0].softmax(1)
+        given = {**many, "labels": torch.cat([many["labels"][:, :first], drawn], 1)}
+        if kind == "translation":  # the decoder's inputs are made of the labels, and not of those that were drawn
+            given["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(many["labels"])
+        torch.testing.assert_close(loss(model, (kept, drawn)), model_loss(model, given))
     for position in (1, 2, 4):
-        found = drawn["labels"][:, position].bincount(minlength=p.shape[1]) / 4000
-        torch.testing.assert_close(found, p[position - (kind == "causal")], rtol=0, atol=0.04)
-    assert (drawn["labels"][:, 0] == batch["labels"][0, 0]).all() == (kind == "causal")
-    assert collect_gradients(model, model_loss, [batch], 1, fisher="sampled", per_sample=True).abs().sum() > 0
+        found = drawn[:, position - first].bincount(minlength=p.shape[1]) / 4000
+        torch.testing.assert_close(found, p[position - first], rtol=0, atol=0.04)
 
 
 def test_one_backward_pass_and_hooks_give_the_rows_of_all_samples():
@@ -190,14 +200,20 @@ def test_hugging_face_regression_and_several_labels(fisher):
         batch = dict(case.batch) | {"labels": labels}
         rows = collect_gradients(case.model, model_loss, [batch], 4, per_sample=True, fisher=fisher)
         assert rows.abs().sum() > 0
-    assert set(model_loss.draw_labels(case.model, batch, [0])["labels"].flatten().tolist()) <= {0.0, 1.0}
+    drawn = sampled_loss(model_loss, None, None)[1](case.model, batch, [0])[1]
+    assert set(drawn.flatten().tolist()) <= {0.0, 1.0}
+
+
+class Doubled(nn.CrossEntropyLoss):
+    def forward(self, z, y):
+        return 2 * super().forward(z, y)
 
 
 def test_whether_an_output_can_be_had_and_a_model_whose_loss_is_another_is_refused():
     case, entropy = mlp(), criterion_loss(nn.CrossEntropyLoss())
     for loss_fn, output_fn in ((entropy, None), (cross_entropy, lambda m, b: m(b[0]))):
         assert has_output(loss_fn, output_fn, case.model, case.batch)
-    for loss_fn in (cross_entropy, criterion_loss(nn.L1Loss()), model_loss):
+    for loss_fn in (cross_entropy, criterion_loss(nn.L1Loss()), criterion_loss(Doubled()), model_loss):
         assert not has_output(loss_fn, None, case.model, case.batch)
     model, batch = language_model("causal")
     assert has_output(model_loss, None, model, batch)

@@ -231,6 +231,7 @@ def test_the_padding_entry_of_every_sample_has_no_gradient(options):
         ((torch.zeros(4, 5), torch.zeros(3)), r"batch 0 has leading dimensions \[3, 4\]"),
         ({"text": "hello"}, "batch 0 has no tensor in a dict"),
         ((torch.zeros(2, 5), ["a", "b"]), "batch 0 holds a list of 2 other things"),
+        (torch.zeros(2, 5).to_sparse(), "batch 0 holds a sparse tensor; make it a dense tensor, or leave it out"),
     ],
 )
 def test_batches_that_cannot_be_cut(batch, message):

@@ -52,14 +52,6 @@ def test_criteria_that_tell_how_labels_are_distributed(criterion):
     assert rows.mean(0).norm() < 0.06 * rows.norm(dim=1).mean()  # the score has mean zero under its own distribution
 
 
-def test_ignored_targets_stay_ignored():
-    logits, targets = torch.randn(5, 3, 4), torch.randint(3, (5, 4))
-    targets[:, 0] = -100
-    _, drawn = criterion_loss(nn.CrossEntropyLoss()).draw_labels(nn.Identity(), (logits, targets), [0])
-    assert (drawn[:, 0] == -100).all()
-    assert (drawn[:, 1:] >= 0).all()
-
-
 NO_LOGITS = r"must return logits \[samples, ..., classes\], it returned"
 CANNOT_TELL = [
     *[(fisher, {}, f'fisher="{fisher}" cannot tell the model.s outputs from this loss_fn; pass output_fn')

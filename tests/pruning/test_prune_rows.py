@@ -77,6 +77,15 @@ def test_a_summed_loss_has_the_fisher_matrix_of_a_batch(fisher, make):
     assert found[1].predicted_increase == pytest.approx(8 * found[0].predicted_increase)
 
 
+@pytest.mark.parametrize(("fisher", "make"), [("sampled", nn.Sequential), ("gauss-newton", Bypassed)])
+def test_the_loss_of_an_output_fn_is_a_mean_whatever_the_reduction_of_another(fisher, make):
+    layers, batches = problem("linear")
+    options = {"fisher": fisher, "output_fn": lambda m, b: m(b[0]), "recomputations": 1, "refit": False, "seed": 0}
+    losses = [mfac.criterion_loss(nn.CrossEntropyLoss(reduction=reduction)) for reduction in ("mean", "sum")]
+    found = [mfac.prune(make(*copy.deepcopy([layers[0], layers[2]])), loss, batches, 0.5, **options) for loss in losses]
+    assert found[0].predicted_increase == pytest.approx(found[1].predicted_increase)
+
+
 def test_tokens_are_rows_of_their_own_and_damping_is_relative():
     model, batches = problem("tokens")
     dense = copy.deepcopy(model)
@@ -224,8 +233,10 @@ def by_token(layers, x):
     return layers[1](torch.tanh(layers[0](x.flatten(0, 1))).unflatten(0, x.shape[:2]).mean(1))
 
 
-# On samples without a dimension for them, on two for each sample and then on one, and on tokens that are samples.
+# On samples without a dimension for them, on some of the samples at a time, on two for each and then on one, and on
+# tokens that are samples.
 WAYS = [
+    ("linear", lambda layers, x: torch.cat([layers(some) for some in x.split(4)]), nn.Module.__call__),
     ("linear", lambda layers, x: torch.stack([layers(one) for one in x]), nn.Module.__call__),
     ("convolution", lambda layers, x: torch.stack([layers(one) for one in x]), nn.Module.__call__),
     (
@@ -239,7 +250,7 @@ WAYS = [
 
 @pytest.mark.parametrize(("name", "odd", "plain"), WAYS)
 def test_layers_that_see_other_batches_than_the_model_are_measured_alike(name, odd, plain):
-    layers, batches = problem(name)
+    layers, batches = problem(name, 22)
     found = []
     for way in (odd, plain):
         model = Around(copy.deepcopy(layers), way)
@@ -296,9 +307,11 @@ def test_a_single_sample_without_a_variance_is_left_out_and_unused_statistics_st
     mfac.prune(model, LOSS, batches, 0.5, recomputations=1, num_grads=5, refit=refit)
     means = [model[0](x).mean(0) for x, _ in batches if len(x) > 1]
     torch.testing.assert_close(model[1].running_mean, sum(means) / 3)
+    model[0].spare, head = model[1].spare, model[0]  # in a model that uses no other
+    mfac.prune(head, LOSS, batches, 0.5, recomputations=1, num_grads=5, refit=refit)
     for name in ("running_mean", "running_var"):
         assert torch.equal(getattr(model[1].spare, name), spare[name])
     with pytest.raises(ValueError, match="no batch for batch norm has more than one sample"):
-        mfac.prune(model, LOSS, batches[:1], 0.6, recomputations=1, refit=False)
+        mfac.prune(model, LOSS, batches[:1], 0.6, recomputations=2, refit=refit, on_step=pytest.fail)
     with pytest.raises(ValueError, match="no batch has more than one sample, which batch norm needs"):
         mfac.refit(model, copy.deepcopy(model), LOSS, batches[:1], {})

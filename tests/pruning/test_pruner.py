@@ -1,5 +1,6 @@
 """Pruner: one step at a time, saved and resumed between any two; and the options that all entry points share."""
 
+import copy
 import inspect
 from dataclasses import fields, replace
 
@@ -44,6 +45,9 @@ def test_steps_are_those_of_prune():
     for number in (1, 2, 3):
         assert pruner.step().step == pruner.steps_done == number
     assert pruner.done
+    assert same(copy.deepcopy(pruner).result.masks, pruner.result.masks)
+    with pytest.raises(TypeError, match="cannot be pickled or copied while it reads a DataLoader; save its"):
+        copy.deepcopy(Pruner(case.model, case.loss_fn, loader(), 0.7, QUICK))
     options = {option.name: getattr(QUICK, option.name) for option in fields(QUICK)}
     result = prune(twin.model, twin.loss_fn, [twin.batch], 0.6, **options)
     assert same(state_of(case.model), state_of(twin.model))

@@ -225,3 +225,18 @@ def test_pruning_and_refitting_where_gradients_are_off(context):
         mfac.refit(model, dense, SOFTMAX, BATCHES, pruned(model)[1])
     mfac.refit(twin, dense, SOFTMAX, BATCHES, pruned(twin)[1])
     assert same(state_of(model), state_of(twin))
+
+
+class Slope(nn.Sequential):
+    def forward(self, x):
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad(super().forward(x).sum(), x, create_graph=True)[0]
+
+
+@pytest.mark.filterwarnings("ignore:per-sample gradients are taken one by one")
+def test_a_model_that_differentiates_is_pruned_and_refitted():
+    model, inputs = Slope(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)), torch.randn(64, 3)
+    batches, twin = [(x, x) for x in inputs.split(8)], copy.deepcopy(model)
+    for some, refit in ((model, True), (twin, False)):
+        mfac.prune(some, SQUARED, batches, 0.5, recomputations=1, refit=refit)
+    assert not same(state_of(model), state_of(twin))

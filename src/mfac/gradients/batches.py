@@ -72,8 +72,10 @@ def num_samples(batch: Batch, index: int) -> int:
         needs = "gradients of single samples need tensors that share their first dimension"
         way = "collate it so, or use per_sample=False (prune: with an int as block_size)"
         raise ValueError(f"{needs}, and batch {index} has {found}; {way}")
-    if _has_plain_list(batch, lengths[0]):
-        found = f"batch {index} holds a list of {lengths[0]} other things; make it a tensor, or leave it out"
+    sparse = any(tensor.layout != torch.strided for tensor in tensors(batch))
+    if sparse or _has_plain_list(batch, lengths[0]):
+        found = "a sparse tensor" if sparse else f"a list of {lengths[0]} other things"
+        found = f"batch {index} holds {found}; make it a dense tensor, or leave it out"
         raise ValueError(f"gradients of single samples need batches that can be cut, and {found}")
     return lengths[0]
 
@@ -92,9 +94,13 @@ def move(batch: Batch, device: torch.device) -> Batch:
 def placed(batch: Batch, device: torch.device | None) -> Batch:
     """The batch with its tensors on `device` (None: where they are), aligned: the last bits depend on it."""
     moved = batch if device is None else move(batch, device)
-    if all(tensor.data_ptr() % ALIGNMENT == 0 for tensor in tensors(moved)):
+    if all(map(_is_aligned, tensors(moved))):
         return moved
-    return map_tensors(moved, lambda tensor: tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor)
+    return map_tensors(moved, lambda tensor: tensor if _is_aligned(tensor) else tensor.clone())
+
+
+def _is_aligned(tensor: Tensor) -> bool:
+    return tensor.layout != torch.strided or tensor.data_ptr() % ALIGNMENT == 0
 
 
 def _has_plain_list(batch: Batch, length: int) -> bool:

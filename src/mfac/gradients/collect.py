@@ -23,7 +23,7 @@ from mfac.gradients.losses import LossFn, OutputFn, SampleFn, sampled_loss
 from mfac.gradients.model_state import evaluation, set_seed, with_own_random_state
 from mfac.gradients.per_sample import ChunkPlan, MappedGradients
 from mfac.inverse_fisher import ranks_of
-from mfac.layout import Masks, ParameterLayout, Params
+from mfac.layout import Masks, ParameterLayout, Params, some
 from mfac.memory import available_memory, check_count, gib, is_count
 
 Fisher = Literal["empirical", "sampled", "gauss-newton"]
@@ -168,6 +168,9 @@ class Collection:
         if type(self.loss_fn).__module__ == "torch.nn.modules.loss":
             ready = f"mfac.criterion_loss({type(self.loss_fn).__name__}()) for batches (inputs, targets)"
             raise ValueError(f"loss_fn is called as loss_fn(model, batch), unlike the losses of torch.nn; pass {ready}")
+        if self.layout.dtype.is_complex:
+            found = some(name for name, p in self.model.named_parameters() if p.is_complex())
+            raise ValueError(f"rows are real, and there are complex parameters: {found}; name others in params")
         self.loss, self._draw, self.device = self.loss_fn, None, self.layout.device
         if self.fisher == "sampled":
             self.loss, self._draw = sampled_loss(self.loss_fn, self.sample_fn, self.output_fn)
@@ -294,6 +297,17 @@ def scalar(loss: Any) -> Float[Tensor, ""]:
         found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise ValueError(f"loss_fn(model, batch) must return a scalar tensor, it returned {found}; reduce it")
     return loss.reshape(())
+
+
+def loss_value(loss_fn: LossFn, model: nn.Module, batch: Batch) -> float:
+    """The loss, without gradients unless it or the model differentiates by itself."""
+    try:
+        with torch.no_grad():
+            return float(scalar(loss_fn(model, batch)))
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+    return float(scalar(loss_fn(model, batch)).detach())
 
 
 def differentiable(loss: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from mfac.gradients.model_state import evaluation
 
 # splitmix64: the increment, and the factors as signed numbers.
 GOLDEN, FACTORS = 0x9E3779B97F4A7C15 - 2**64, (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
+GAUSS_NEWTON = 'fisher="gauss-newton"'
 BITS = 32  # of each mixed number become signs
 
 
@@ -30,14 +31,16 @@ class GaussNewtonLoss:
     """
 
     def __init__(self, loss_fn: LossFn, output_fn: OutputFn | None = None):
-        self.ready = ready_loss(loss_fn, output_fn, 'fisher="gauss-newton"')
+        self.ready = ready_loss(loss_fn, output_fn, GAUSS_NEWTON)
+        if getattr(getattr(self.ready, "criterion", None), "reduction", "mean") == "none":
+            raise ValueError(f'{GAUSS_NEWTON} needs a criterion with reduction="mean" or "sum", not "none"')
         self._reading: int | None = None
 
     def draw(self, model: nn.Module, batch: Batch, seeds: Sequence[int]) -> tuple[Batch, Int[Tensor, "rows"]]:
         """(batch, one seed a row); the first batch also shows how the loss reads the model's outputs."""
         if self._reading is None:
             with torch.no_grad():
-                self._reading = self.ready.reading(model, batch)
+                self._reading = self.ready.reading(model, batch, GAUSS_NEWTON)
         return batch, torch.tensor(seeds)
 
     def __call__(self, model: nn.Module, pair: tuple[Batch, Int[Tensor, "1"]]) -> Float[Tensor, ""]:
@@ -61,7 +64,7 @@ def output_seed(criterion: Any, z: Tensor, targets: Tensor | None, signs: Tensor
 
     Softmax: √c (√p∘ε - p(√p·ε)); sigmoid: √(c p(1-p)) ε; squared error: √(2c) ε; c is the weight of a position.
     """
-    kind, dim = family(criterion, 'fisher="gauss-newton"'), min(1, z.ndim - 1)
+    kind, dim = family(criterion, GAUSS_NEWTON), min(1, z.ndim - 1)
     z = z.detach() if z.dtype.itemsize > 2 else z.detach().float()
     if kind == "squared error":
         return signs * (2 * criterion(torch.ones_like(z), torch.zeros_like(z)) / z.numel()).sqrt()

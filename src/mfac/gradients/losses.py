@@ -18,6 +18,7 @@ SampleFn = Callable[[Any, Any], Any]
 Draw = Callable[[Any, Any, Sequence[int]], Any]
 OutputFn = Callable[[Any, Any], Tensor]
 Parts = tuple[Callable[..., Tensor], Tensor, Any]  # criterion, outputs, targets: the loss is f(z, y)
+SAMPLED = 'fisher="sampled"'
 
 
 class CriterionLoss:
@@ -30,18 +31,13 @@ class CriterionLoss:
         inputs, targets = self._split(batch)
         return self.criterion(_call(model, inputs), targets)
 
-    def reading(self, model: nn.Module, batch: Batch) -> int:
-        family(self.criterion, 'fisher="gauss-newton"')
-        if getattr(self.criterion, "reduction", "mean") == "none":
-            raise ValueError('fisher="gauss-newton" needs a criterion with reduction="mean" or "sum", not "none"')
+    def reading(self, model: nn.Module, batch: Batch, asker: str) -> int:
+        family(self.criterion, asker)
         return 0
 
-    def parts(self, model: nn.Module, batch: Batch, reading: int | None = None) -> Parts:
+    def parts(self, model: nn.Module, batch: Batch, reading: int | None) -> Parts:
         inputs, targets = self._split(batch)
         return self.criterion, _call(model, inputs), targets
-
-    def draw_labels(self, model: nn.Module, batch: Batch, seeds: Sequence[int]) -> Batch:
-        return self._split(batch)[0], draw_targets(*self.parts(model, batch), seeds)
 
     def _split(self, batch: Batch) -> tuple[Any, Any]:
         if not isinstance(batch, list | tuple) or len(batch) != 2:
@@ -63,25 +59,16 @@ class ModelLoss:
             raise ValueError(f"model_loss needs a model whose output has .loss; {found}")
         return loss
 
-    def reading(self, model: nn.Module, batch: Batch) -> int:
+    def reading(self, model: nn.Module, batch: Batch, asker: str) -> int:
         reading, error = _closest_reading(self._output(model, batch), batch)
         if not error < 0.01:
             needs = "a loss that is the cross-entropy or the squared error of logits and labels"
-            raise ValueError(f'fisher="gauss-newton" with model_loss needs {needs}; or pass output_fn(model, batch)')
+            raise ValueError(f"{asker} with model_loss needs {needs}; or pass output_fn(model, batch)")
         return reading
 
-    def parts(self, model: nn.Module, batch: Batch, reading: int | None = None) -> Parts:
-        output = self._output(model, batch)
-        return _readings(output, batch)[_closest_reading(output, batch)[0] if reading is None else reading]
-
-    def draw_labels(self, model: nn.Module, batch: Batch, seeds: Sequence[int]) -> Batch:
-        drawn = draw_targets(*self.parts(model, batch), seeds)
-        new: Any = batch.copy()
-        labels = new["labels"]
-        if drawn.numel() < labels.numel():  # shifted: the first label is never predicted
-            drawn = torch.cat([labels[:, :1], drawn], 1)
-        new["labels"] = drawn.reshape(labels.shape)
-        return new
+    def parts(self, model: nn.Module, batch: Batch, reading: int | None) -> Parts:
+        assert reading is not None
+        return _readings(self._output(model, batch), batch)[reading]
 
     def _output(self, model: nn.Module, batch: Batch) -> Any:
         try:
@@ -109,18 +96,15 @@ model_loss = ModelLoss()
 
 
 class OutputLoss:
-    """Cross-entropy of output_fn(model, batch), for pairs (batch, labels) that `draw_labels` makes of batches."""
+    """Cross-entropy of output_fn(model, batch), whatever the labels."""
 
     def __init__(self, output_fn: OutputFn):
         self.output_fn = output_fn
 
-    def __call__(self, model: nn.Module, pair: tuple[Batch, Tensor]) -> Tensor:
-        return F.cross_entropy(self.parts(model, pair[0])[1], pair[1])
-
-    def reading(self, model: nn.Module, batch: Batch) -> int:
+    def reading(self, model: nn.Module, batch: Batch, asker: str) -> int:
         return 0
 
-    def parts(self, model: nn.Module, batch: Batch, reading: int | None = None) -> Parts:
+    def parts(self, model: nn.Module, batch: Batch, reading: int | None) -> Parts:
         logits = self.output_fn(model, batch)
         if not isinstance(logits, Tensor) or logits.ndim < 2 or logits.shape[-1] < 2:
             found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
@@ -128,11 +112,31 @@ class OutputLoss:
             raise ValueError(f"output_fn must return logits [samples, ..., classes], it returned {found}; {other}")
         return F.cross_entropy, logits.movedim(-1, 1), None
 
-    def draw_labels(self, model: nn.Module, batch: Batch, seeds: Sequence[int]) -> tuple[Batch, Tensor]:
-        return batch, draw_classes(self.parts(model, batch)[1], seeds)
+
+Ready = CriterionLoss | ModelLoss | OutputLoss
 
 
-def ready_loss(loss_fn: LossFn, output_fn: OutputFn | None, asker: str) -> CriterionLoss | ModelLoss | OutputLoss:
+class DrawnLoss:
+    """The criterion of outputs and drawn labels, for pairs (batch, labels) that `draw` makes of batches.
+
+    The batch keeps its own labels: an encoder-decoder makes the inputs of its decoder from them.
+    """
+
+    def __init__(self, ready: Ready):
+        self.ready = ready
+        self._reading: int | None = None
+
+    def draw(self, model: nn.Module, batch: Batch, seeds: Sequence[int]) -> tuple[Batch, Tensor]:
+        if self._reading is None:
+            self._reading = self.ready.reading(model, batch, SAMPLED)
+        return batch, draw_targets(*self.ready.parts(model, batch, self._reading), seeds)
+
+    def __call__(self, model: nn.Module, pair: tuple[Batch, Tensor]) -> Tensor:
+        criterion, z, _ = self.ready.parts(model, pair[0], self._reading)
+        return criterion(z, pair[1])
+
+
+def ready_loss(loss_fn: LossFn, output_fn: OutputFn | None, asker: str) -> Ready:
     """A loss that knows the model's outputs; ValueError if neither loss_fn nor output_fn does."""
     if output_fn is not None:
         return OutputLoss(output_fn)
@@ -149,8 +153,8 @@ def sampled_loss(loss_fn: LossFn, sample_fn: SampleFn | None, output_fn: OutputF
         raise ValueError("sample_fn and output_fn do the same in two ways; pass one of them")
     if sample_fn is not None:
         return loss_fn, lambda model, batch, seeds: sample_fn(model, batch)
-    ready = ready_loss(loss_fn, output_fn, 'fisher="sampled"')
-    return ready, ready.draw_labels
+    loss = DrawnLoss(ready_loss(loss_fn, output_fn, SAMPLED))
+    return loss, loss.draw
 
 
 def drawn_by_seed(draw: Callable[..., Tensor], like: Float[Tensor, "n ..."], seeds: Sequence[int]) -> Tensor:
@@ -170,11 +174,12 @@ def draw_classes(logits: Float[Tensor, "n classes ..."], seeds: Sequence[int]) -
 
 def family(criterion: Any, asker: str) -> Family:
     """The distribution whose negative log-likelihood the criterion is; ValueError if none is known."""
-    if isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss) or criterion in (F.cross_entropy, F.nll_loss):
+    called = getattr(type(criterion), "forward", criterion)  # a subclass may compute another loss
+    if called in (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward, F.cross_entropy, F.nll_loss):
         return "softmax"  # the softmax of log-probabilities is the probabilities
-    if isinstance(criterion, nn.BCEWithLogitsLoss) or criterion is F.binary_cross_entropy_with_logits:
+    if called in (nn.BCEWithLogitsLoss.forward, F.binary_cross_entropy_with_logits):
         return "sigmoid"
-    if isinstance(criterion, nn.MSELoss) or criterion is F.mse_loss:
+    if called in (nn.MSELoss.forward, F.mse_loss):
         return "squared error"
     name = getattr(criterion, "__name__", type(criterion).__name__)
     known = "cross-entropy, NLL, binary cross-entropy with logits and squared error"
@@ -182,16 +187,16 @@ def family(criterion: Any, asker: str) -> Family:
     raise ValueError(f"{asker} knows {known}, not {name}; pass {way}")
 
 
-def draw_targets(criterion: Any, output: Tensor, targets: Tensor, seeds: Sequence[int]) -> Tensor:
+def draw_targets(criterion: Any, output: Tensor, targets: Any, seeds: Sequence[int]) -> Tensor:
     """Targets from the distribution of the criterion's family."""
-    kind = family(criterion, 'fisher="sampled"')
+    kind = family(criterion, SAMPLED)
     if kind == "sigmoid":
         return (drawn_by_seed(torch.rand, output.double(), seeds) < output.detach().sigmoid()).to(targets.dtype)
     if kind == "squared error":
         # (y - z)² is the negative log-likelihood of a normal distribution of variance 1/2.
         return output.detach() + drawn_by_seed(torch.randn, output, seeds) * 0.5**0.5
     drawn = draw_classes(output, seeds)
-    if targets.is_floating_point():
+    if targets is None or targets.is_floating_point():
         return drawn
     return torch.where(targets == getattr(criterion, "ignore_index", -100), targets, drawn.to(targets.dtype))
 

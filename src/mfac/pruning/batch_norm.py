@@ -9,7 +9,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mfac.gradients.batches import Batch, move
+from mfac.gradients.model_state import evaluation
 from mfac.pruning.weights import restored_on_error
+
+TOO_SMALL = (
+    "no batch for batch norm has more than one sample; pass larger ones (a list, or a loader that can start again), "
+    "or recalibrate=False and refit=False"
+)
 
 
 def running_norms(model: nn.Module) -> list[Any]:
@@ -36,12 +42,13 @@ def recalibrate(
             norm.reset_running_stats()
             norm.momentum = None  # the mean over all batches
             norm.train()
+        is_usable = False
         for batch in batches:
             with skipping_single_samples(), restored_on_error([part for norm in norms for part in norm.buffers()]):
                 run(move(batch, device))
-        if not any(int(norm.num_batches_tracked) for norm in norms):
-            raise ValueError("no batch for batch norm has more than one sample; pass larger ones (a list, or a loader "
-                             "that can start again), or recalibrate=False")  # fmt: skip
+                is_usable = True
+        if not is_usable:
+            raise ValueError(TOO_SMALL)
     finally:
         for module, flag in flags:
             module.training = flag
@@ -51,6 +58,18 @@ def recalibrate(
                 norm.running_mean.copy_(mean)
                 norm.running_var.copy_(variance)
     return norms
+
+
+def check_sizes(model: nn.Module, batches: Iterable[Batch], forward: Callable[[Batch], object]) -> None:
+    """ValueError if each of the batches is a single sample without a variance; goes to the first that is not."""
+    with evaluation(model), torch.no_grad():
+        for norm in running_norms(model):
+            norm.train()
+        for batch in batches:
+            with skipping_single_samples():
+                forward(move(batch, next(model.parameters()).device))
+                return
+    raise ValueError(TOO_SMALL)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from mfac.gradients.batches import Batch
 from mfac.gradients.model_state import kept_random_state, random_state, seeded, set_random_state
@@ -29,6 +30,12 @@ class BatchStream:
         with nullcontext() if seed is None else seeded(seed):
             self._random = random_state(())
         self._start = {"random": self._random, "generator": generator_state(batches)}
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._iterator is not None and isinstance(self._batches, DataLoader):
+            way = "save its state_dict() and the model's, and load them into one that is built with the same arguments"
+            raise TypeError(f"a pruner cannot be pickled or copied while it reads a DataLoader; {way}")
+        return vars(self)
 
     @property
     def pass_length(self) -> int | None:

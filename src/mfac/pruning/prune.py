@@ -37,7 +37,7 @@ def prune(
 
     Args:
         model: any module; the random state, training flags and `.grad` are left alone.
-        loss_fn: (model, batch) -> scalar; see `criterion_loss` and `model_loss` for ready ones.
+        loss_fn: (model, batch) -> the mean loss; see `criterion_loss`, also for sums, and `model_loss` for ready ones.
         batches: any iterable, consumed pass after pass: each recomputation sees the next batches.
         sparsity: the fraction of the targets' weights that is zero in the end; or {name or "re:...": fraction}, which
             makes exactly these the targets, each with its own; or None with an "N:M" pattern.

@@ -76,7 +76,7 @@ def refit(
             for norm in norms:
                 norm.train()
             optimizer = torch.optim.Adam(model.parameters(), lr)  # leaves frozen ones, which have no gradient
-            total, reading = passes * len(given), ready.reading(dense, given[0])
+            total, reading = passes * len(given), ready.reading(dense, given[0], "refit")
             scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / total)
             with attach_masks(optimizer, masks, model):
                 means = [
@@ -98,11 +98,11 @@ def refit_if_closer(
     if not others or not any(parameter.requires_grad for parameter in model.parameters()):
         return False
     ready = ready_loss(loss_fn, output_fn, "refit")
-    reading = ready.reading(dense, given[0])
+    reading = ready.reading(dense, given[0], "refit")
 
     def distance() -> float:
-        with evaluation(model), torch.no_grad():
-            return sum(float(divergence(ready, model, dense, batch, reading)) for batch in apart)
+        with evaluation(model):
+            return sum(float(divergence(ready, model, dense, batch, reading).detach()) for batch in apart)
 
     before = distance()
     for lr in RATES:
@@ -154,8 +154,7 @@ def _descend(
 
 def divergence(ready: Any, model: nn.Module, dense: nn.Module, batch: Batch, reading: int) -> Float[Tensor, ""]:
     """The mean over positions of KL(dense ‖ model), or of the squared distance; ignored labels do not count."""
-    with torch.no_grad():
-        aim = ready.parts(dense, batch, reading)[1]
+    aim = ready.parts(dense, batch, reading)[1].detach()  # gradients are on, which some models need
     criterion, z, targets = ready.parts(model, batch, reading)
     kind = family(criterion, "refit")
     if kind == "squared error":

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -58,7 +59,8 @@ class RowFisher:
         self._index = {name: torch.where(index < 0, d, index) for name, index in places.items()}
         count = sum(map(num_samples, self.batches))
         self._samples = sum(self.ranks.tell(count))
-        reduction = getattr(getattr(self.collection.loss_fn, "criterion", None), "reduction", "mean")
+        ready = getattr(self.collection.loss, "ready", self.collection.loss)
+        reduction = getattr(getattr(ready, "criterion", None), "reduction", "mean")
         self._summed = (count / len(self.batches)) ** 0.5 if reduction == "sum" else None  # F is that of a batch's loss
         with self.ranks.together("finding the layers"):
             self._by_layer = self._understood()
@@ -237,7 +239,10 @@ class RowFisher:
                 squares += (dy.square().T @ a.square()).double() * root**2
                 sums.add(a, dy * root)
         elif calls:
-            self._add_samples(sums, sum((use.samples() for use in calls[1:]), calls[0].samples()) * root, squares)
+            rows = map(LayerCall.samples, calls)
+            by_sample = {len(use.x) for use in calls} == {samples}  # else it is not known which rows belong together
+            for G in [reduce(torch.add, rows)] if by_sample else rows:
+                self._add_samples(sums, G * root, squares)
 
     def _add_others(self, parts: Sequence[Part], squares: Mapping[str, Tensor]) -> None:
         """Adds the rows of weights whose layers are not understood, sample by sample."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
 from mfac.gradients.accumulate import sum_blocks
 from mfac.gradients.batches import Batch, move
-from mfac.gradients.collect import Collection, collect_rows, scalar
+from mfac.gradients.collect import Collection, collect_rows, loss_value
 from mfac.gradients.gauss_newton import has_output
 from mfac.gradients.losses import CriterionLoss, LossFn, ModelLoss, ready_loss
 from mfac.gradients.model_state import evaluation
@@ -28,7 +29,7 @@ from mfac.gradients.to_file import collect_to_file
 from mfac.inverse_fisher import Ranks, ranks_of
 from mfac.layout import Masks, ParameterLayout, as_mask
 from mfac.memory import available_memory, parse_bytes
-from mfac.pruning.batch_norm import average_statistics, recalibrate, running_norms
+from mfac.pruning.batch_norm import average_statistics, check_sizes, recalibrate, running_norms
 from mfac.pruning.batch_stream import BatchStream, generator_state, set_generator_state
 from mfac.pruning.curvature import Curvature, FisherCurvature
 from mfac.pruning.masks import apply_masks
@@ -119,6 +120,10 @@ class Pruner:
             wants_norms = options.bn_batches is not None or options.recalibrate not in ("auto", False)
             if wants_norms and not running_norms(model):
                 raise ValueError("the model has no batch norm with running statistics; drop recalibrate and bn_batches")
+            recalibrates = options.bn_batches is None and options.recalibrate in ("auto", True)
+            if running_norms(model) and (refits or recalibrates):
+                counts = (options.loss_batches, self.num_batches)  # the second if the first, read already, do not do
+                check_sizes(model, chain.from_iterable(map(self.stream.peek, counts)), partial(loss_fn, model))
         if ranks.size > 1:
             shared = {"sparsity": sparsity} | {name: getattr(options, name) for name in SHARED}
             check_ranks(ranks, collection, shared | {"bn_batches": options.bn_batches is not None})
@@ -256,9 +261,9 @@ class Pruner:
         """The mean over a few batches that stay the same, those of all ranks, in eval mode."""
         model = self.weights.model
         devices = {parameter.device for parameter in model.parameters()}
-        with self._ranks.together("the loss"), evaluation(model), torch.no_grad():
+        with self._ranks.together("the loss"), evaluation(model):
             batches = [move(batch, *devices) if len(devices) == 1 else batch for batch in self._loss_batches]
-            losses = [float(scalar(self._loss_fn(model, batch))) for batch in batches]
+            losses = [loss_value(self._loss_fn, model, batch) for batch in batches]
         total = torch.tensor([sum(losses), len(losses)], dtype=torch.float64, device=self.weights.device)
         loss, count = self._ranks.sum_(total).tolist()
         return float(loss / count)
