@@ -120,7 +120,7 @@ def refit_if_closer(
 def copied(model: nn.Module) -> nn.Module | None:
     """A copy for `refit`, in eval mode; None, with a warning, of a model that cannot be copied."""
     try:
-        return copy.deepcopy(model).eval()
+        return copy.deepcopy(model).eval().requires_grad_(False)
     except Exception as error:
         warnings.warn(f"the model cannot be copied ({error}), so it is not refitted; refit=False says so", stacklevel=2)
         return None
