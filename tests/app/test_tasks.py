@@ -139,6 +139,7 @@ def test_errors_in_a_file_are_reported_on_loading(tmp_path, change, message):
         ("model()", "nn.Linear(3, 2)",
          r"task.py:14: model\(\) must return a torch.nn.Module, not None \(is a `return` missing\?\)"),
         ("model()", "raise MemoryError", "MemoryError: no message"),
+        ("model()", "__import__('os').chdir('/tmp')", r"model\(\) changed the current folder; use Path\(__file__\)"),
         ("train_batches()", "return {'x': 1}",
          r"task.py:14: train_batches\(\) must return an iterable of batches, not a dict"),
         ("evaluate(model)", "return 'good'", r"evaluate\(model\) must return a number, not a str"),
@@ -168,10 +169,8 @@ def test_what_is_no_task_at_all(tmp_path):
         "toy_package_bad": re.escape(f"{tmp_path}/toy_package_bad.py:2: importing it failed: ZeroDiv"),
         "digit": "no task 'digit'; did you mean digits",
         "no.such.module": r"no task 'no.such.module'; a task is digits, a file \(task.py\) or a module",
-        "what is this": "no task 'what is this'",
         "missing.py": r"there is no file missing.py; `mfac init missing.py` writes one",
         "./folder": "folder is a folder or",
-        "./typo": "typo is a folder or does not end in .py",
         "two words.py": "`mfac init 'two words.py'` writes",
         "./task.txt": r"does not end in .py; a task is",
     }.items():

@@ -206,8 +206,8 @@ def plan(
     known = inspect.signature(estimate).parameters
     for key in given.keys() - known.keys():
         if is_given(ctx, key):
-            which = "without --train" if for_training else "with --train"
-            raise typer.BadParameter(f"it counts only {which}", param_hint=f"--{key.replace('_', '-')}")
+            which = "without" if for_training else "with"
+            raise typer.BadParameter(f"applies only {which} --train", param_hint=f"--{key.replace('_', '-')}")
     figures = estimate(load_task(task), device, **{key: value for key, value in given.items() if key in known})
     return figures.as_dict() if as_json else typer.echo(figures.text())
 
@@ -242,7 +242,6 @@ def init(
 
     \b
     Examples:
-      mfac init
       mfac init experiments/spiral.py
     """
     write_template(file, force)

@@ -193,7 +193,7 @@ def explain(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         if error.errno == errno.ENOSPC:
             where = f" ({error.filename})" if error.filename else ""
-            return f"the disk is full{where}; nothing is lost: free some space, and the same command resumes the run"
+            return f"the disk is full{where}; nothing is lost: free some space and run the same command again"
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             text += "; change its permissions, or choose another place"

@@ -21,6 +21,7 @@ from mfac.full_matrix_adam import ADAM_LR, ORTHOGONAL_LR, FullMatrixAdam
 from mfac.gradients.collect import differentiable
 from mfac.gradients.model_state import random_state, set_random_state
 from mfac.optimizer import MFAC
+from mfac.pruning.mask_keeper import check_trained
 from mfac.windows.int8 import Int8
 from mfac.windows.storage import Window
 from mfac.windows.topk import TopK
@@ -73,7 +74,9 @@ def make_optimizer(settings: OptimizerSettings, task: Task, model: nn.Module) ->
     if settings.name == "task":
         if task.optimizer is None:
             raise ValueError(f"the task {task.name} defines no optimizer; choose one of {', '.join(CLASSES)}")
-        return task.optimizer([parameter for _, parameter in named])
+        made = task.optimizer([parameter for _, parameter in named])
+        check_trained(made, list(model.parameters()), "parameters of the model")
+        return made
     kind, own = CLASSES[settings.name]
     values = own | settings.filled()
     if values.get("window") is not None:
