@@ -184,7 +184,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
         ({"finished": ...}, "run.json has no entry 'finished'; restore it, or run the command again in another folder"),
         ({"task": {}}, "run.json: task has no entry 'name'; restore it"),
         ({"cells": [CELL | {"bytes": None}]}, "run.json: cells 0: bytes must be of type dict, not None; restore it"),
-        ({"kind": "train", "cells": [cases.train_cell("sgd", 0) | {"losses": []}]}, "run.json: cells 0: losses is empty; restore it"),
+        ({"kind": "train", "cells": [cases.train_cell("sgd", 0) | {"losses": []}]}, "losses is empty; restore it"),
     ],
 )
 def test_a_file_that_is_no_record_is_refused(tmp_path, content, words):
