@@ -93,7 +93,7 @@ def test_update_none_leaves_the_remaining_weights_as_they_are(tmp_path):
     ("arguments", "code", "words"),
     [
         (["prune", "--sparsity", "1.5"], 1, "sparsity is the fraction of zeros, a number from 0 to 1"),
-        (["prune", "--sparsity", "0.9", "--pattern", "2:4"], 1, "has a sparsity of its own, 0.5; leave sparsity out"),
+        (["prune", "--sparsity", "0.9", "--pattern", "2:4"], 1, "implies a sparsity of 0.5; omit the sparsity"),
         (["prune", "--gradual", "--epochs", "0"], 1, "epochs must be 1 or more, not 0"),
         (["prune", "--method", "magic"], 2, "'magic' is not one of mfac, magnitude, diagonal"),
         (["prune", "--target", "9.weight"], 1, "targets: '9.weight' matches no parameter of the model"),
@@ -104,7 +104,7 @@ def test_update_none_leaves_the_remaining_weights_as_they_are(tmp_path):
         (["prune", "--gradual", "--lr", "nan"], 1, "lr must be finite, not nan"),
         (["prune", "--gradual", "--pattern", "2:4", "--steps", "3"], 1, "steps: an N:M pattern is pruned in one step"),
         (["prune", "--seed", "-1"], 2, "greater than or equal to 0"),
-        (["train", "--steps", "3", "--epochs", "2"], 1, "epochs: steps say how long to train; leave one of them out"),
+        (["train", "--steps", "3", "--epochs", "2"], 1, "epochs: give either steps or epochs"),
         (["plan", "--on-disk"], 1, "rows_dir keeps the gradients on disk, which needs a block_size"),
         (["train", "--window", "int4"], 1, "window must be one of float32, float64, bfloat16, float16, int8"),
         (["train", "--damping", "fast"], 2, "'fast' is not a number"),

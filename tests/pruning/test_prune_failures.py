@@ -33,7 +33,7 @@ BAD = [
     ({"floor": 1.5}, "floor must be a number of weights or, below 1, a fraction"),
     ({"pattern": "4:2"}, 'pattern must be "N:M" with 0 < N < M'),
     ({"pattern": "2:4", "sparsity": None}, r"0.weight has shape \(7, 5\), and 4 must divide its dimension 1"),
-    ({"pattern": "1:7", "sparsity": 0.5, "targets": "2.weight"}, "sparsity of its own, 0.857143; pass sparsity=None"),
+    ({"pattern": "1:7", "sparsity": 0.5, "targets": "2.weight"}, "implies a sparsity of 0.857143; pass sparsity=None"),
     ({"pattern": "channel", "targets": ["0.bias"]}, r"0.bias has shape \(7,\), so no channels"),
     ({"order": "greedy", "method": "magnitude"}, 'order="greedy" requires method="mfac" without a pattern'),
     ({"method": "kfac"}, "not 'kfac'; other methods are baselines under experiments/"),

@@ -73,7 +73,7 @@ def check_sparsity(sparsity: float) -> float:
 
 def _pattern_pools(weights: MaskedWeights, sparsity: Sparsity, scope: str, pattern: NOfM) -> list[Pool]:
     if sparsity is not None and not (isinstance(sparsity, float) and abs(sparsity - pattern.sparsity) < 1e-9):
-        own = f"pattern {pattern} has a sparsity of its own, {pattern.sparsity:g}"
+        own = f"pattern {pattern} implies a sparsity of {pattern.sparsity:g}"
         raise ValueError(f"{own}; pass sparsity=None, not {sparsity!r}")
     masks = weights.masks
     each = [Pool((name,), pattern.final_keep(mask, weights.inputs[name])) for name, mask in masks.items()]

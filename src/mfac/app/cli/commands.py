@@ -235,10 +235,10 @@ def report(
 
 @command()
 def init(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write, which ends in .py.")] = TASK_FILE,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; it must end in .py.")] = TASK_FILE,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a complete task file, to be edited for your own model and data.
+    """Write a complete task file, to edit for your own model and data.
 
     \b
     Examples:
