@@ -82,9 +82,7 @@ class Plan:
 def plan_pruning(
     task: Task,
     device: torch.device | str | None = None,
-    num_grads: Annotated[
-        int | None, "gradients per recomputation, or in the window; none: the command's default"
-    ] = None,
+    num_grads: Annotated[int | None, "gradients per recomputation or in the window; none: the default"] = None,
     block_size: int | str | None = DEFAULTS.block_size,
     recomputations: int = DEFAULTS.recomputations,
     sparsity: Annotated[float, "fraction of weights to remove"] = 0.9,
