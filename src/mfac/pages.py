@@ -89,7 +89,7 @@ def block_runs(dim: int, block_size: int | None, sizes: Sequence[int] | None = N
     """
     if block_size is None:
         if sizes is not None:
-            raise ValueError("sizes was given without block_size; sizes only says where blocks end: give both or none")
+            raise ValueError("sizes was given without block_size; sizes only sets where blocks end: give both or none")
         return [BlockRun(0, dim, 1)]
     if not is_count(block_size):
         raise ValueError(f"block_size must be a positive int or None (the full matrix), not {block_size!r}")

@@ -19,7 +19,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A temporary path to write to, which replaces `path` when the block ends, and is deleted if it fails."""
     target = Path(path)
     if not target.parent.is_dir():
-        raise ValueError(f"{target}: the folder {target.parent} does not exist; make it first")
+        raise ValueError(f"{target}: the folder {target.parent} does not exist; create it first")
     draft = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         draft.touch()
@@ -96,9 +96,9 @@ def reading(what: str) -> Iterator[None]:
     try:
         yield
     except KeyError as error:
-        raise ValueError(f"{what} is damaged, or something else: {error} is missing; load another") from error
+        raise ValueError(f"{what} is damaged, or of another kind: {error} is missing; load another") from error
     except (json.JSONDecodeError, TypeError, AttributeError, LookupError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"{what} is damaged, or something else ({error}); load another") from error
+        raise ValueError(f"{what} is damaged, or of another kind ({error}); load another") from error
 
 
 def count_of(state: Mapping[str, Any], name: str, least: int = 0, most: float = float("inf")) -> int:

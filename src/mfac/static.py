@@ -122,7 +122,7 @@ class StaticInverseFisher(InverseFisher):
     def _whole(self) -> Blocks:
         if len(self._blocks) == self._blocks[0].run.count == 1:
             return self._blocks[0]
-        raise ValueError("this is about rows of the full matrix, and the operator keeps blocks; use block_size=None")
+        raise ValueError("this requires the full matrix, and the operator keeps blocks; use block_size=None")
 
     def _unchanged(self) -> Gradients:
         """The rows that the operator was built on, if they still are what they were."""

@@ -97,7 +97,7 @@ def test_plan_of_training_as_json(tmp_path):
 
 def test_a_report_of_several_runs(tmp_path):
     task = write_task(tmp_path)
-    mfac("prune", task, *QUICK)
+    mfac("prune", task, *QUICK, "--sparsity", 0, "--sparsity", 0.9)  # no step at all, and some
     mfac("train", task, "--steps", 4)
     assert mfac("report", "runs").stderr.endswith("did you mean runs/small-prune runs/small-train?\n")
     runs = ["runs/small-prune", "runs/small-train/run.json"]

@@ -175,5 +175,5 @@ def test_the_file_is_written_completely_or_not_at_all(tmp_path):
         write_page([cases.training() | {"started": "yesterday"}], path)
     assert path.read_text(encoding="utf-8") == before
     assert [one.name for one in tmp_path.iterdir()] == ["report.html"]
-    with pytest.raises(ValueError, match="does not exist; make it first"):
+    with pytest.raises(ValueError, match="does not exist; create it first"):
         write_page([cases.pruning(cells=[])], tmp_path / "nowhere" / "report.html")

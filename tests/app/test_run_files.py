@@ -54,7 +54,7 @@ def test_weights_come_back_from_every_kind_of_file(tmp_path, save, name):
         ("long.pt", nn.Sequential(*network(), nn.Linear(4, 4)).state_dict(), r"does not fit .*Unexpected key.*5.w"),
         ("short.safetensors", save(nn.Linear(8, 16).state_dict()), r"does not fit .* Missing key\(s\).*1.weight"),
         ("model.pt", network(), r"contains more than tensors.*save model.state_dict\(\)"),
-        ("list.pt", [1, 2], r"holds a list and not a state_dict .*save model.state_dict\(\)"),
+        ("list.pt", [1, 2], r"holds a list, not a state_dict; save model.state_dict\(\)"),
         ("torn.pt", b"PK\x03\x04 no more", TORN),
         ("text.pt", b"hello world\n", TORN),
         ("table.pt", b"epoch,loss\n1,2\n", TORN),
@@ -184,7 +184,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
         ({"finished": ...}, "run.json has no entry 'finished'; restore it, or run the command again in another folder"),
         ({"task": {}}, "run.json: task has no entry 'name'; restore it"),
         ({"cells": [CELL | {"bytes": None}]}, "run.json: cells 0: bytes must be of type dict, not None; restore it"),
-        ({"cells": [CELL | {"steps": []}]}, "run.json: cells 0: steps is empty; restore it"),
+        ({"kind": "train", "cells": [cases.train_cell("sgd", 0) | {"losses": []}]}, "losses is empty; restore it"),
     ],
 )
 def test_a_file_that_is_no_record_is_refused(tmp_path, content, words):
@@ -205,7 +205,7 @@ def test_a_state_that_is_not_of_the_cell_is_refused(tmp_path, damage):
         state.write_bytes(state.read_bytes()[:-100])
     else:
         torch.save({} if damage == "foreign" else {"model": {"x": torch.ones(3)}, "pruner": {}}, state)
-    with pytest.raises(ValueError, match=r"mfac-0.8/state.pt is not the state of this cell, .*delete it, and the same"):
+    with pytest.raises(ValueError, match=r"mfac-0.8/state.pt is damaged, or not the state .*delete it, and the same"):
         run_task(small_task(), ONE_SHOT, tmp_path)
     state.unlink()
     assert run_task(small_task(), ONE_SHOT, tmp_path)["finished"]

@@ -108,3 +108,9 @@ def test_batches_without_a_length_are_counted():
     for draw in (lambda: len(empty), lambda: next(epochs(empty, 0))):
         with pytest.raises(ValueError, match=r"train_batches\(\) .*returned no batches; each call must return some"):
             draw()
+
+
+def test_an_optimizer_of_the_task_without_the_weights_of_the_model_is_refused(tmp_path):
+    task = small_task(optimizer=lambda _: torch.optim.SGD([torch.ones(3, requires_grad=True)], lr=0.1))
+    with pytest.raises(ValueError, match="none of the 6 parameters of the model is in the optimizer"):
+        run(tmp_path, replace(TRAINING, optimizers=(OptimizerSettings("task"),)), task)

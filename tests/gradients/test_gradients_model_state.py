@@ -111,7 +111,7 @@ def test_a_second_thread_on_one_model_is_refused():
     case = mlp()
 
     def loss_fn(model, batch):
-        with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="another thread is taking gradients of"):
+        with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="another thread is computing grad"):
             pool.submit(collect_gradients, model[0], cross_entropy, [case.batch], 1).result()
         other = mlp()
         with ThreadPoolExecutor(1) as pool:

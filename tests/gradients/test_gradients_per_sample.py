@@ -95,7 +95,7 @@ def backward_in_the_loss(model: nn.Module, batch) -> Tensor:
 
 
 NO_MAP = "taken one by one, because vmap cannot map this model: "
-REFERENCE = "is used by another reference than the module's own"
+REFERENCE = "is used through a reference outside its module"
 UNMAPPED = {
     "packed sequences": (CASES["packed"], NO_MAP),
     "hook of a tensor": (
@@ -114,7 +114,7 @@ UNMAPPED = {
     "a parameter in a closure": (used_by_a_closure, f"scale {REFERENCE}"),
     "a generator of its own": (  # of the same factors for each sample; mapped, each would have had its own
         lambda: of_outputs(lambda x: x * torch.rand(3, generator=torch.Generator().manual_seed(1))),
-        "rand draws from a generator of its own",
+        "rand draws from its own generator",
     ),
     "hook of an output": (lambda: of_outputs(doubling), NO_MAP),
     "backward in the loss": (lambda: mlp()._replace(loss_fn=backward_in_the_loss), NO_MAP),

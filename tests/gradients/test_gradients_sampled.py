@@ -56,7 +56,7 @@ NO_LOGITS = r"must return logits \[samples, ..., classes\], it returned"
 CANNOT_TELL = [
     *[(fisher, {}, f'fisher="{fisher}" cannot tell the model.s outputs from this loss_fn; pass output_fn')
       for fisher in ("sampled", "gauss-newton")],
-    ("sampled", {"sample_fn": print, "output_fn": print}, "sample_fn and output_fn do the same in two ways; pass one"),
+    ("sampled", {"sample_fn": print, "output_fn": print}, "sample_fn and output_fn are alternatives; pass one"),
     ("sampled", {"output_fn": lambda m, b: torch.zeros(6)}, rf"{NO_LOGITS} shape \(6,\)"),
     ("sampled", {"loss_fn": criterion_loss(nn.L1Loss())}, "and squared error, not L1Loss; pass sample_fn"),
     ("sampled", {"loss_fn": model_loss, "batches": [{"input": torch.zeros(2, 5)}]}, "model_loss needs logits of shape"),

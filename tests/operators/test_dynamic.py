@@ -108,7 +108,7 @@ def test_a_damaged_state_is_refused_and_changes_nothing(kind, damage, message):
     op = fill(window(window=kind), mixed(9, 30))
     with unchanged(op), pytest.raises(ValueError, match=message):
         op.load_state_dict(state)
-    with pytest.raises(ValueError, match="is damaged, or something else: 'dim' is missing"):
+    with pytest.raises(ValueError, match="is damaged, or of another kind: 'dim' is missing"):
         op.load_state_dict({name: value for name, value in op.state_dict().items() if name != "dim"})
 
 

@@ -159,7 +159,7 @@ def test_states_of_something_else(change, message):
     model, _, pruner = build()
     with unchanged(model), pytest.raises(ValueError, match=message):
         pruner.load_state_dict(pruner.state_dict() | change)
-    message = "the state of the pruner is damaged, or something else: 'schedule' is missing"
+    message = "the state of the pruner is damaged, or of another kind: 'schedule' is missing"
     with unchanged(model), pytest.raises(ValueError, match=message):
         pruner.load_state_dict({"steps_done": 1, "seed": 0})
     assert pruner.steps_done == 0

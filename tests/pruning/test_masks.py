@@ -108,7 +108,7 @@ def test_nothing_to_load_or_save(tmp_path):
         load_masks({})
     with pytest.raises(ValueError, match=r"the model has no masks of .* mfac.masks_from_zeros\(model\)"):
         load_masks(mlp().model)
-    with pytest.raises(ValueError, match=r"the folder .* does not exist; make it first"):
+    with pytest.raises(ValueError, match=r"the folder .* does not exist; create it first"):
         save_masks(some_masks(mlp().model), tmp_path / "nowhere" / "masks.safetensors")
     with pytest.raises(ValueError, match="there are no masks to save"):
         save_masks({}, tmp_path / "masks.safetensors")

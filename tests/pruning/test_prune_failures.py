@@ -18,7 +18,7 @@ BAD = [
     ({"sparsity": None}, 'sparsity=None requires an "N:M" pattern'),
     ({"sparsity": {"0.weight": 2.0}}, "number from 0 to 1, not 2.0"),
     ({"sparsity": {"0.wieght": 0.5}}, "targets: '0.wieght' matches no parameter of the model; did you mean '0.weight'"),
-    ({"sparsity": {"0.weight": 0.5}, "targets": "2.weight"}, "leave targets out"),
+    ({"sparsity": {"0.weight": 0.5}, "targets": "2.weight"}, "omit targets"),
     ({"targets": [3]}, "takes names, 're:...' patterns and tensors, not int"),
     ({"targets": 3}, "takes names, 're:...' patterns and tensors, not int"),
     ({"ignore": "re:."}, "there is nothing to prune"),
@@ -33,7 +33,7 @@ BAD = [
     ({"floor": 1.5}, "floor must be a number of weights or, below 1, a fraction"),
     ({"pattern": "4:2"}, 'pattern must be "N:M" with 0 < N < M'),
     ({"pattern": "2:4", "sparsity": None}, r"0.weight has shape \(7, 5\), and 4 must divide its dimension 1"),
-    ({"pattern": "1:7", "sparsity": 0.5, "targets": "2.weight"}, "sparsity of its own, 0.857143; pass sparsity=None"),
+    ({"pattern": "1:7", "sparsity": 0.5, "targets": "2.weight"}, "implies a sparsity of 0.857143; pass sparsity=None"),
     ({"pattern": "channel", "targets": ["0.bias"]}, r"0.bias has shape \(7,\), so no channels"),
     ({"order": "greedy", "method": "magnitude"}, 'order="greedy" requires method="mfac" without a pattern'),
     ({"method": "kfac"}, "not 'kfac'; other methods are baselines under experiments/"),
@@ -79,7 +79,7 @@ def test_a_diverged_model():
 def test_batches_that_run_out_for_good():
     case = mlp()
     batches = iter([case.batch] * 9)
-    with pytest.raises(ValueError, match=r"gave 9 and then nothing more.*3 recomputations need 12 batches"):
+    with pytest.raises(ValueError, match=r"gave 9 and then ended.*3 recomputations need 12 batches"):
         prune(case.model, case.loss_fn, batches, 0.5, num_grads=4, recomputations=3)
     assert zeros(case.model) == 56 - round(56 * 0.5 ** (2 / 3))
     with pytest.raises(ValueError, match="batches is empty"):
@@ -157,7 +157,7 @@ def test_batch_norm_that_fails_is_put_back():
 
 def test_memory_that_is_not_there(monkeypatch):
     monkeypatch.setattr("mfac.gradients.collect.available_memory", lambda device: 100)
-    with pytest.raises(MemoryError, match="for prune the way to disk is rows_dir"):
+    with pytest.raises(MemoryError, match="to keep them on disk, pass rows_dir"):
         quick(mlp(), 0.5)
 
 

@@ -95,7 +95,7 @@ def test_a_state_of_another_run_is_refused():
     pruner = Pruner(case.model, case.loss_fn, [case.batch], 0.6, QUICK)
     pruner.step()
     other = Pruner(case.model, case.loss_fn, [case.batch], 0.5, QUICK)
-    with pytest.raises(ValueError, match="saved by a run with another plan; build it with the same arguments"):
+    with pytest.raises(ValueError, match="saved by a run with other arguments; build the Pruner with the same"):
         other.load_state_dict(pruner.state_dict())
     for change, message in (
         ({"masks": {}}, "the state of the pruner is damaged.* '0.weight' is missing; load another"),

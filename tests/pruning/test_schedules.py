@@ -88,7 +88,7 @@ def test_the_cycle_s_state_is_saved():
         (lambda: rates(1, period=3, cycles=1, low=4), "low must be between 0 and the period of 3, not 4"),
         (lambda: rates(1, period=3, cycles=1, factor=0), "factor must be above 0"),
         (lambda: rates(1, period=3, cycles=2, drops=(5,)), "after the cycles, which end at epoch 6"),
-        (lambda: rates(1, period=3, cycles=2, drops=(9, 8)), "drops are rising epochs after the cycles"),
+        (lambda: rates(1, period=3, cycles=2, drops=(9, 8)), "drops must be rising epochs after the cycles"),
     ],
 )
 def test_arguments_that_make_no_schedule(make, message):

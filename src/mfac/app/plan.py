@@ -82,7 +82,7 @@ class Plan:
 def plan_pruning(
     task: Task,
     device: torch.device | str | None = None,
-    num_grads: Annotated[int | None, "gradients of a recomputation or in the window; none: as many as it takes"] = None,
+    num_grads: Annotated[int | None, "gradients per recomputation or in the window; none: the default"] = None,
     block_size: int | str | None = DEFAULTS.block_size,
     recomputations: int = DEFAULTS.recomputations,
     sparsity: Annotated[float, "fraction of weights to remove"] = 0.9,
@@ -135,11 +135,11 @@ def _by_output(
 def plan_training(
     task: Task,
     device: torch.device | str | None = None,
-    optimizer: Annotated[str, "whose window is planned"] = "full-matrix-adam",
+    optimizer: Annotated[str, "optimizer whose window is planned"] = "full-matrix-adam",
     num_grads: int | None = None,
     window: Window | None = None,
     momentum: Annotated[float, "momentum of mfac"] = 0.0,
-    steps: Annotated[int, "steps of the optimizer"] = 1000,
+    steps: Annotated[int, "number of optimizer steps"] = 1000,
 ) -> Plan:
     """The memory and the gradients of training with an optimizer that has a window."""
     kind, model = CLASSES[optimizer][0], task.model().to(device)

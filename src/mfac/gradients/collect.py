@@ -374,9 +374,9 @@ def new_rows(num_grads: int, dim: int, dtype: torch.dtype, device: torch.device)
 
 def _row_dtype(layout: ParameterLayout, dtype: torch.dtype | None, window: Any, out: object) -> torch.dtype:
     if window is not None and out is None:
-        raise ValueError(f"window={window!r} is for rows in a file, and there is none; pass out=, or dtype= instead")
+        raise ValueError(f"window={window!r} applies to rows in a file; pass out=, or dtype= instead")
     if window is not None and dtype is not None:
-        raise ValueError(f"window={window!r} and dtype={dtype!r} both say how rows are stored; pass one of them")
+        raise ValueError(f"window={window!r} and dtype={dtype!r} both set how rows are stored; pass one of them")
     chosen = window or dtype or layout.dtype
     if not isinstance(chosen, torch.dtype) or not chosen.is_floating_point:
         name = "dtype" if window is None else "window"

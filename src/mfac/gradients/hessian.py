@@ -46,7 +46,7 @@ def hessian_product(
                 total += samples * _second_derivative(loss, layout, x)
                 count += samples
         if not count:
-            raise ValueError("batches gave no sample; an iterator is spent after one pass: pass a list or a DataLoader")
+            raise ValueError("batches gave no sample; an iterator can be read only once: pass a list or a DataLoader")
         return total / count + damping * x
 
     return product

@@ -112,7 +112,7 @@ class Interception(TorchFunctionMode):
         if func in REFUSED:
             raise RuntimeError(REFUSED[func])
         if kwargs.get("generator") is not None:  # drawn once for a chunk, each sample would have other numbers
-            raise RuntimeError(f"{func.__name__} draws from a generator of its own, whose state goes from call to call")
+            raise RuntimeError(f"{func.__name__} draws from its own generator, whose state carries over between calls")
         rule = self._rules.get(func)
         result = NotImplemented if rule is None else rule(*args, **kwargs)
         return func(*args, **kwargs) if result is NotImplemented else result

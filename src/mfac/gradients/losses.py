@@ -150,7 +150,7 @@ def ready_loss(loss_fn: LossFn, output_fn: OutputFn | None, asker: str) -> Ready
 def sampled_loss(loss_fn: LossFn, sample_fn: SampleFn | None, output_fn: OutputFn | None) -> tuple[LossFn, Draw]:
     """(loss_fn, draw), where draw(model, batch, seeds) returns the batch for loss_fn, with drawn labels in it."""
     if sample_fn is not None and output_fn is not None:
-        raise ValueError("sample_fn and output_fn do the same in two ways; pass one of them")
+        raise ValueError("sample_fn and output_fn are alternatives; pass one of them")
     if sample_fn is not None:
         return loss_fn, lambda model, batch, seeds: sample_fn(model, batch)
     loss = DrawnLoss(ready_loss(loss_fn, output_fn, SAMPLED))
@@ -214,7 +214,7 @@ def _readings(output: Any, batch: Batch) -> list[Parts]:
             by_next_token: list[Parts] = [(F.cross_entropy, z[:, :, :-1], y[:, 1:])] if y.ndim == 2 else []
             return [(F.cross_entropy, z, y), *by_next_token]
     needs = "needs logits of shape [samples, ..., classes] and labels in the batch, one for each"
-    raise ValueError(f"to know the model's outputs, model_loss {needs}; or pass output_fn(model, batch) -> logits")
+    raise ValueError(f"to get the model's outputs, model_loss {needs}; or pass output_fn(model, batch) -> logits")
 
 
 def _closest_reading(output: Any, batch: Batch) -> tuple[int, float]:

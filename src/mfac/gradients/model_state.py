@@ -24,7 +24,7 @@ def reserved(model: nn.Module) -> Iterator[None]:
     with _lock:
         if any(thread != me and not modules.isdisjoint(theirs) for thread, theirs in _users):
             way = "let one thread finish first, or give each a copy.deepcopy of the model"
-            raise RuntimeError(f"another thread is taking gradients of this {type(model).__name__}; {way}")
+            raise RuntimeError(f"another thread is computing gradients of this {type(model).__name__}; {way}")
         _users.append((me, modules))
     try:
         yield

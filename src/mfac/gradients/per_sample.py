@@ -158,7 +158,7 @@ class MappedGradients:
         missed = {id(p) for p, grad in zip(caught, islice(grads, len(caught)), strict=True) if grad is not None}
         for name, grad in zip(repeated, grads, strict=True):
             if grad is not None:
-                raise RuntimeError(f"{name} is used by another reference than the module's own (a list, a closure)")
+                raise RuntimeError(f"{name} is used through a reference outside its module (a list, a closure)")
         if not missed:
             with torch.no_grad():
                 for use, dy in zip(reversed(uses), reversed(of_outputs), strict=True):

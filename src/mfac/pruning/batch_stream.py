@@ -96,7 +96,7 @@ class BatchStream:
         given = self.drawn + len(self._ahead)
         if not given:
             raise ValueError("batches is empty; at least one batch is needed")
-        raise ValueError(f"batches gave {given} and then nothing more{self.needed}; pass a list or a DataLoader")
+        raise ValueError(f"batches gave {given} and then ended{self.needed}; pass a list or a DataLoader")
 
 
 def generator_state(batches: object) -> torch.Tensor | None:

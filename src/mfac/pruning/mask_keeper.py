@@ -89,7 +89,7 @@ class MaskKeeper:
         named = by_plain_name(dict(pairs)) if model is None else parameters_by_name(model)
         if not named and any(isinstance(key, str) for key in masks):
             known = "pass model=, or build the optimizer from model.named_parameters()"
-            raise ValueError(f"masks are given by name, and the optimizer does not know the names; {known}")
+            raise ValueError(f"masks are given by name, but the optimizer has no names; {known}")
         ours = {id(parameter): parameter for group in groups for parameter in group["params"]}
         others = {f"parameter {key}": ours[key] for key in ours.keys() - set(map(id, named.values()))}
         found = match_masks(masks, named | others, "the optimizer" if model is None else "the model")

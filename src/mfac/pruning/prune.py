@@ -38,55 +38,55 @@ def prune(
     Args:
         model: any module; the random state, training flags and `.grad` are left alone.
         loss_fn: (model, batch) -> the mean loss; see `criterion_loss`, also for sums, and `model_loss` for ready ones.
-        batches: any iterable, consumed pass after pass: each recomputation sees the next batches.
-        sparsity: the fraction of the targets' weights that is zero in the end; or {name or "re:...": fraction}, which
-            makes exactly these the targets, each with its own; or None with an "N:M" pattern.
-        num_grads: batches of a recomputation, each of them a gradient (or, by output, rows for each sample or token).
-            None: 64; by output, as many as give two rows for each weight of a block, and one pass at most.
+        batches: any iterable; it is restarted when it ends, and each recomputation takes the next batches.
+        sparsity: the final fraction of zeros among the targets' weights; or {name or "re:...": fraction}, which selects
+            exactly these targets, each with its own fraction; or None with an "N:M" pattern.
+        num_grads: batches per recomputation. Each gives one gradient or, by output, rows for each sample or token.
+            None: 64; by output, enough for two rows per weight of a block, and at most one pass.
         block_size: diagonal blocks of F: "row": the inputs of each output (of a convolution, channels x kernel); an
-            int: this many weights side by side, inside tensors; None: the full matrix.
+            int: this many consecutive weights of a tensor; None: the full matrix.
         damping: λ; "auto": a fraction of the mean diagonal of F in each tensor.
-        recomputations: steps; each keeps the same fraction of the remaining weights.
-        update: how the others move: "joint" (exact removal of the whole set), "obs" (the sum of single-weight updates),
-            "none"; "auto": joint, by output with the Kronecker prior; none in `GradualPruner`.
-        prior: "kron" mixes the Kronecker factors of linear and convolution layers into F, which also join the outputs
-            of a layer, by output; of wide layers they are all of F. None.
+        recomputations: number of steps; each keeps the same fraction of the remaining weights.
+        update: how the remaining weights compensate: "joint" (exact for the whole set), "obs" (the sum of single-weight
+            updates), "none"; "auto": joint, by output with the Kronecker prior; none in `GradualPruner`.
+        prior: None; "kron" mixes the Kronecker factors of linear and convolution layers into F. By output, they also
+            couple the outputs of a layer; for wide layers, F consists of them alone.
         scope: "global": all weights compete; "layer": each tensor has the same sparsity.
         pattern: None; "N:M": at most N of every M along dimension 1 are kept; "row", "channel": whole slices along
-            dimension 0 or 1, as many as fit into the sparsity.
+            dimension 0 or 1, as many as the sparsity allows.
         targets: names or "re:..." patterns; None: every parameter of two or more dimensions except embeddings.
         ignore: names or patterns to leave out.
-        masks: {name or parameter: bool tensor}, False where a weight is removed already: it counts, is set to zero, and
-            stays so.
-        method: "mfac", or for comparison "magnitude" or "diagonal".
-        order: "scores", or "greedy": the exact order, one weight after another, inside each block.
-        floor: the least that each tensor keeps; below 1, a fraction of it.
+        masks: {name or parameter: bool tensor}, False where a weight is already removed. These weights count towards
+            the sparsity, are set to zero, and stay zero.
+        method: "mfac"; for comparison, "magnitude" or "diagonal".
+        order: "scores"; or "greedy": one weight after another inside each block, in the exact order.
+        floor: the minimum number of weights that each tensor keeps; below 1, a fraction of the tensor.
         per_sample: one gradient per sample instead of one per batch.
         fisher: "gauss-newton" (random signs at the outputs, no labels), "empirical" (the labels of the data), "sampled"
-            (labels drawn from the outputs); "auto": the first where the outputs are known, else the second.
+            (labels drawn from the outputs); "auto": the first if the outputs are known, else the second.
         output_fn: (model, batch) -> logits [samples, ..., classes]; ready losses know theirs.
-        recalibrate: re-estimate batch-norm statistics at the end: "auto" and True: on as many batches as a step takes
-            ("auto": if the model has any); False; or batches of your own.
-        refit: fit all that is left to the outputs from before, at the end, by `mfac.refit` on as many batches as a step
-            takes: True, False, or "auto": on one process, by output with fisher="gauss-newton" and update="auto",
-            unless `recalibrate` is False. Kept only if the outputs on every eighth batch, left out of it, come closer.
+        recalibrate: re-estimate batch-norm statistics at the end. True: on as many batches as a step takes; "auto": the
+            same, if the model has batch norm; False: never; or your own batches.
+        refit: at the end, fit the remaining parameters to the dense outputs by `mfac.refit`, on as many batches as a
+            step takes. True, False, or "auto": on one process, by output with fisher="gauss-newton" and update="auto",
+            unless `recalibrate` is False. Kept only if it helps on every eighth batch, which is held out.
         bn_batches: batches on which batch-norm statistics are re-estimated after each step; None: they stay.
-        loss_batches: how many batches the reported loss is taken over.
-        rows_dir: a folder for the gradients where they do not fit in memory.
-        memory: for the matrices of a step, by output: "4GB", or bytes; more passes over the batches of a step. A prior
-            joins the outputs of the layers that fit as a whole. None: half of what is available.
-        seed: of shuffling batches and of drawn labels; None: the present random state.
-        progress: a progress bar for the gradients: True, False, or None: on a terminal.
-        on_step: called with the result so far after each complete step; on every rank.
-        process_group: whose ranks prune together; `num_grads` counts the gradients of all of them.
+        loss_batches: number of batches for the reported loss.
+        rows_dir: a folder for the gradients, if they do not fit in memory.
+        memory: limit for the matrices of a step, by output: "4GB", or bytes. A smaller limit takes more passes over the
+            batches; a prior couples the outputs of layers that fit as a whole. None: half of the available memory.
+        seed: for shuffled batches and sampled labels; None: the current random state.
+        progress: show a progress bar for the gradients: True, False, or None: on a terminal.
+        on_step: called after each complete step, on every rank, with the result so far.
+        process_group: the ranks that prune together; `num_grads` counts the gradients of all of them.
 
     Returns:
         The masks, the sparsity reached, and a record of each step.
 
     Raises:
-        ValueError: an argument that does not fit, a sparsity below the present one, too few batches, or a model whose
-            loss is not finite; nothing is changed then.
-        RuntimeError: a loss or a gradient that became non-finite.
+        ValueError: if an argument is invalid, the sparsity is below the current one, there are too few batches, or the
+            loss of the model is not finite; the model is then unchanged.
+        RuntimeError: if a loss or a gradient becomes non-finite.
     """
     options = PruningOptions.among(locals())
     return Pruner(model, loss_fn, batches, sparsity, options, masks).run(on_step)

@@ -148,7 +148,7 @@ def _descend(
         raise ValueError("no batch has more than one sample, which batch norm needs; pass larger ones")
     mean = float(torch.stack(found).mean())
     if not mean < torch.inf:
-        raise NotCloserError(f"the divergence of the outputs became {mean}, and the model is as before; lower lr")
+        raise NotCloserError(f"the divergence of the outputs became {mean}, and the model is unchanged; lower lr")
     return mean
 
 

@@ -92,7 +92,7 @@ def learning_rate_cycle(
     if not factor > 0:
         raise ValueError(f"factor must be above 0, not {factor}")
     if list(drops) != sorted(set(drops)) or any(drop < period * cycles for drop in drops):
-        raise ValueError(f"drops are rising epochs after the cycles, which end at epoch {period * cycles}")
+        raise ValueError(f"drops must be rising epochs after the cycles, which end at epoch {period * cycles}")
     return LambdaLR(optimizer, CycleFactor(period, cycles, low, factor, tuple(drops)), last_epoch)
 
 

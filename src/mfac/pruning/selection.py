@@ -73,7 +73,7 @@ def check_sparsity(sparsity: float) -> float:
 
 def _pattern_pools(weights: MaskedWeights, sparsity: Sparsity, scope: str, pattern: NOfM) -> list[Pool]:
     if sparsity is not None and not (isinstance(sparsity, float) and abs(sparsity - pattern.sparsity) < 1e-9):
-        own = f"pattern {pattern} has a sparsity of its own, {pattern.sparsity:g}"
+        own = f"pattern {pattern} implies a sparsity of {pattern.sparsity:g}"
         raise ValueError(f"{own}; pass sparsity=None, not {sparsity!r}")
     masks = weights.masks
     each = [Pool((name,), pattern.final_keep(mask, weights.inputs[name])) for name, mask in masks.items()]
@@ -83,7 +83,7 @@ def _pattern_pools(weights: MaskedWeights, sparsity: Sparsity, scope: str, patte
 def _sparsity_pools(weights: MaskedWeights, sparsity: Sparsity, scope: str) -> list[Pool]:
     """What is kept at the end: `round(sparsity · count)` weights are removed, of all targets or of each."""
     if sparsity is None:
-        raise ValueError('sparsity=None requires an "N:M" pattern, which has its own; give a number from 0 to 1')
+        raise ValueError('sparsity=None requires an "N:M" pattern, which implies one; give a number from 0 to 1')
     sizes = {name: mask.numel() for name, mask in weights.masks.items()}
     if isinstance(sparsity, Mapping):
         each = {}  # where several patterns match one target, the last counts

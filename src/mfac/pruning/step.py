@@ -90,7 +90,7 @@ class Pruner:
         self._ranks = ranks = ranks_of(options.process_group)
         with ranks.together("checking the arguments"):
             if isinstance(sparsity, Mapping) and options.targets is not None:
-                raise ValueError("sparsity by name says what is pruned; leave targets out")
+                raise ValueError("sparsity by name selects the weights to prune; omit targets")
             targets = list(sparsity) if isinstance(sparsity, Mapping) else options.targets
             self.weights = MaskedWeights(model, choose_targets(model, targets, options.ignore), masks)
             floors = least_kept(self.weights.masks, options.floor)
@@ -187,7 +187,7 @@ class Pruner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resumes from a saved state, skipping batches drawn before; load the model's weights as well."""
         if state.get("plan") != self._plain_plan():
-            raise ValueError("the state was saved by a run with another plan; build it with the same arguments")
+            raise ValueError("the state was saved by a run with other arguments; build the Pruner with the same")
         if state.get("dense") != fingerprint(self._dense):
             raise ValueError("the state was saved by a run that began with other weights; build the Pruner with the "
                              "model as it was before pruning, then load the weights of both")  # fmt: skip
@@ -304,7 +304,7 @@ class FisherMethod:
         try:
             return collect_rows(collection, step.stream, layout.dtype, layout.device)
         except MemoryError as error:
-            raise MemoryError(f"{error}; for prune the way to disk is rows_dir='a folder with room'") from None
+            raise MemoryError(f"{error}; to keep them on disk, pass rows_dir='a folder with room'") from None
 
     def curvature(self, step: Step, measured: Rows) -> Curvature:
         ranks, sizes, damping, start = self.ranks, step.layout.sizes, self.options.damping, 0

@@ -9,6 +9,8 @@ NEEDED = ("typer", "rich", "jinja2", "safetensors", "matplotlib")
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs one command; see `mfac --help`."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.reconfigure(errors="replace")  # not every encoding has the λ of the help
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         sys.exit(f"mfac: the command line requires {', '.join(missing)}: pip install 'torch-mfac[cli]'")

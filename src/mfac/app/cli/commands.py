@@ -206,8 +206,8 @@ def plan(
     known = inspect.signature(estimate).parameters
     for key in given.keys() - known.keys():
         if is_given(ctx, key):
-            which = "without --train" if for_training else "with --train"
-            raise typer.BadParameter(f"it counts only {which}", param_hint=f"--{key.replace('_', '-')}")
+            which = "without" if for_training else "with"
+            raise typer.BadParameter(f"applies only {which} --train", param_hint=f"--{key.replace('_', '-')}")
     figures = estimate(load_task(task), device, **{key: value for key, value in given.items() if key in known})
     return figures.as_dict() if as_json else typer.echo(figures.text())
 
@@ -235,14 +235,13 @@ def report(
 
 @command()
 def init(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write, which ends in .py.")] = TASK_FILE,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; it must end in .py.")] = TASK_FILE,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a complete task file, to be edited for your own model and data.
+    """Write a complete task file, to edit for your own model and data.
 
     \b
     Examples:
-      mfac init
       mfac init experiments/spiral.py
     """
     write_template(file, force)

@@ -33,7 +33,7 @@ TASK_HELP = f"What to work on: {', '.join(BUILT_IN)}, a file (task.py, see `mfac
 TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help=TASK_HELP, autocompletion=_complete_task)]
 _of_run = functools.partial(typer.Option, rich_help_panel=PANEL)
 Out = Annotated[Path | None, _of_run(metavar="FOLDER", help="Folder of the run.", show_default="runs/TASK-COMMAND")]
-Fresh = Annotated[bool, _of_run("--fresh", help="Start over; what the run has left in the folder is removed.")]
+Fresh = Annotated[bool, _of_run("--fresh", help="Start over, and remove the files of the earlier run.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.", rich_help_panel=THIS_PANEL)]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=THIS_PANEL)]
 
@@ -193,7 +193,7 @@ def explain(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         if error.errno == errno.ENOSPC:
             where = f" ({error.filename})" if error.filename else ""
-            return f"the disk is full{where}; nothing is lost: free some space, and the same command resumes the run"
+            return f"the disk is full{where}; nothing is lost: free some space and run the same command again"
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             text += "; change its permissions, or choose another place"

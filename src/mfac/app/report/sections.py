@@ -126,14 +126,14 @@ def _layer_tables(series: Sequence[Series]) -> list[Table]:
 def _step_tables(series: Sequence[Series]) -> list[Table]:
     tables = []
     for one in series:
-        steps = max((cell["steps"] for cell in one.cells), key=lambda steps: steps[-1]["sparsity"])
+        steps = max(one.cells, key=lambda cell: cell["sparsity"])["steps"]
         rows = []
         for step in steps:
             before, after = step["loss_before"], step["loss_after"]
             grown = None if before is None or after is None else after - before
             rows.append([SPARSITY.text(step["sparsity"]), *map(LOSS.text, (step["predicted_increase"], grown, after))])
         headings = ("sparsity (%)", "predicted increase of the loss", "true increase", "loss on a few batches")
-        tables.append(Table(one.label, headings, rows))
+        tables += [Table(one.label, headings, rows)] if rows else []  # no steps: nothing was removed
     return tables
 
 

@@ -42,7 +42,7 @@ CELLS: dict[str, dict[str, Any]] = {
         **CELL, "asked": NUMBER, "sparsity": NUMBER, "loss": MAYBE, "measure": MAYBE, "seconds": NUMBER,
         "gradient_seconds": NUMBER, "bytes": {"dense": int, "compact": int},
         "layers": [{"name": str, "weights": int, "kept": int}],
-        "steps": [{"sparsity": NUMBER, "predicted_increase": MAYBE, "loss_before": MAYBE, "loss_after": MAYBE}, ...],
+        "steps": [{"sparsity": NUMBER, "predicted_increase": MAYBE, "loss_before": MAYBE, "loss_after": MAYBE}],
         "training": [{"step": int, "second": NUMBER, "loss": MAYBE}],
     },
     "train": {
@@ -111,8 +111,7 @@ def _read_state_dict(path: Path) -> Mapping[str, Tensor]:
     if isinstance(found, Mapping):
         found = next((found[key] for key in INNER if isinstance(found.get(key), Mapping)), found)
     if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
-        problem = f"holds a {type(found).__name__} and not a state_dict (name: tensor)"
-        raise ValueError(f"{path} {problem}; save model.state_dict() instead")
+        raise ValueError(f"{path} holds a {type(found).__name__}, not a state_dict; save model.state_dict() instead")
     return found
 
 

@@ -34,16 +34,16 @@ class PruningSettings:
 
     kind: ClassVar[str] = "prune"
     options: Annotated[PruningOptions, "those of `mfac.prune`; the run sets its method, seed and progress"] = OPTIONS
-    methods: Annotated[tuple[str, ...], "how weights are chosen; may be repeated, to compare"] = ("mfac",)
-    sparsities: Annotated[tuple[float, ...], "fraction to remove; may be repeated. An N:M pattern has its own"] = ()
+    methods: Annotated[tuple[str, ...], "how weights are chosen; repeat to compare methods"] = ("mfac",)
+    sparsities: Annotated[tuple[float, ...], "fraction to remove; may be repeated. An N:M pattern implies one"] = ()
     gradual: Annotated[bool, "train between pruning steps"] = False
     steps: Annotated[int, "number of pruning steps, with training after each"] = 5
     schedule: Annotated[str, "sparsities: geometric (equal fractions of what remains) or polynomial"] = "geometric"
     epochs: Annotated[int, "epochs of training after each pruning step"] = 1
-    lr: Annotated[float | None, "to train by SGD; by default the task's own optimizer trains, or SGD at 0.01"] = None
+    lr: Annotated[float | None, "learning rate of SGD; default: the task's own optimizer, or SGD at 0.01"] = None
     momentum: Annotated[float, "momentum of that SGD"] = 0.9
     checkpoint: Annotated[str | None, "a state_dict saved by torch.save or safetensors to start from"] = None
-    seed: Annotated[int, "seed of everything random"] = 0
+    seed: Annotated[int, "seed of all random numbers"] = 0
     device: Annotated[str, "where to compute: cpu, cuda, cuda:1 ..."] = "cpu"
     save_every: Annotated[float, "seconds between saves during training"] = 30.0
 
@@ -72,12 +72,12 @@ class PruningSettings:
         for method in self.methods:
             replace(self.options, method=method)
         fixed = self.fixed_sparsity
-        refuse(self, not self.gradual, OF_GRADUAL, "only for gradual pruning; add --gradual, or leave that out")
-        refuse(self, fixed is not None, ("steps", "schedule"), "an N:M pattern is pruned in one step; leave that out")
+        refuse(self, not self.gradual, OF_GRADUAL, "only for gradual pruning; add --gradual, or omit this")
+        refuse(self, fixed is not None, ("steps", "schedule"), "an N:M pattern is pruned in one step; omit this")
         by_task = self.lr is None and task.optimizer is not None
-        refuse(self, by_task, ("momentum",), "only for SGD, not the task's optimizer; add --lr, or leave that out")
+        refuse(self, by_task, ("momentum",), "only for SGD, not for the task's optimizer; add --lr, or omit this")
         if fixed is not None and self.asked != (fixed,):
-            raise ValueError(f"pattern {self.options.pattern} has a sparsity of its own, {fixed:g}; leave sparsity out")
+            raise ValueError(f"pattern {self.options.pattern} implies a sparsity of {fixed:g}; omit the sparsity")
         for sparsity in self.asked:
             check_sparsity(sparsity)
         choose_targets(model, self.options.targets, self.options.ignore)

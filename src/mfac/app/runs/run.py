@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -83,8 +84,7 @@ class Run:
                 for name, part in parts.items():
                     part.load_state_dict(state[name])
             except Exception as error:
-                reason = "" if isinstance(error, ValueError) else f" ({type(error).__name__})"
-                problem = f"{file} is not the state of this cell, or damaged{reason}"
+                problem = f"{file} is damaged, or not the state of this cell"
                 raise ValueError(f"{problem}; delete it, and the same command starts the cell over") from error
             self.watcher.say(f"{self.name}: resuming after {done():.3g} of {total} steps")
         self.watcher.begin(self.name, total)
@@ -100,7 +100,7 @@ class Run:
 
 
 def check_settings(settings: "Settings", counts: tuple[str, ...], **several: tuple[Any, ...]) -> None:
-    """Raises ValueError for counts below 1 (None is fine), and values missing or given twice."""
+    """Raises ValueError for counts below 1 (None is fine), non-finite numbers, and values missing or given twice."""
     for what, values in several.items():
         if not values or len(set(values)) != len(values):
             listed = ", ".join(map(str, values)) or "none"
@@ -109,6 +109,9 @@ def check_settings(settings: "Settings", counts: tuple[str, ...], **several: tup
         value = getattr(settings, name)
         if value is not None and value < 1:
             raise ValueError(f"{name} must be 1 or more, not {value}")
+    for name, value in settings.flat().items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name} must be finite, not {value}")
 
 
 def refuse(settings: "Settings", when: bool, names: tuple[str, ...], reason: str) -> None:

@@ -21,6 +21,7 @@ from mfac.full_matrix_adam import ADAM_LR, ORTHOGONAL_LR, FullMatrixAdam
 from mfac.gradients.collect import differentiable
 from mfac.gradients.model_state import random_state, set_random_state
 from mfac.optimizer import MFAC
+from mfac.pruning.mask_keeper import check_trained
 from mfac.windows.int8 import Int8
 from mfac.windows.storage import Window
 from mfac.windows.topk import TopK
@@ -43,10 +44,10 @@ OPTIMIZERS, SCHEDULES = (*CLASSES, "task"), ("cosine", "constant")
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """One optimizer; None means its default. Settings that it does not have are ignored."""
+    """One optimizer; None means its default. Settings that do not apply to it are ignored."""
 
     name: Annotated[str, "one of `OPTIMIZERS`"]
-    lr: Annotated[float | None, "learning rate, of all optimizers or of one; may be repeated, as all of these"] = None
+    lr: Annotated[float | None, "learning rate, for all optimizers or one; may be repeated, as may all of these"] = None
     momentum: Annotated[float | None, "momentum of mfac and sgd"] = None
     weight_decay: Annotated[float | None, "weight decay"] = None
     num_grads: Annotated[int | None, "gradients in the window of full-matrix-adam and mfac"] = None
@@ -73,7 +74,9 @@ def make_optimizer(settings: OptimizerSettings, task: Task, model: nn.Module) ->
     if settings.name == "task":
         if task.optimizer is None:
             raise ValueError(f"the task {task.name} defines no optimizer; choose one of {', '.join(CLASSES)}")
-        return task.optimizer([parameter for _, parameter in named])
+        made = task.optimizer([parameter for _, parameter in named])
+        check_trained(made, list(model.parameters()), "parameters of the model")
+        return made
     kind, own = CLASSES[settings.name]
     values = own | settings.filled()
     if values.get("window") is not None:
@@ -88,9 +91,9 @@ class TrainingSettings:
     """The settings of a training run."""
 
     kind: ClassVar[str] = "train"
-    optimizers: Annotated[tuple[OptimizerSettings, ...], "to compare; task is the task's own; may be repeated"]
+    optimizers: Annotated[tuple[OptimizerSettings, ...], "optimizer to compare; task: the task's own; may be repeated"]
     epochs: Annotated[int, "passes over the data"] = 5
-    steps: Annotated[int | None, "optimizer steps, instead of epochs"] = None
+    steps: Annotated[int | None, "number of optimizer steps, instead of epochs"] = None
     eval_every: Annotated[int | None, "steps between evaluations"] = None
     schedule: Annotated[str, "schedule of the learning rate: cosine (to zero) or constant"] = "cosine"
     checkpoint: Annotated[str | None, "a state_dict saved by torch.save or safetensors to start from"] = None
@@ -107,7 +110,7 @@ class TrainingSettings:
     def check(self, task: Task, model: nn.Module) -> None:
         names = tuple(optimizer.name for optimizer in self.optimizers)
         check_settings(self, ("epochs", "steps", "eval_every"), optimizer=names, seed=self.seeds)
-        refuse(self, self.steps is not None, ("epochs",), "steps say how long to train; leave one of them out")
+        refuse(self, self.steps is not None, ("epochs",), "give either steps or epochs")
         for optimizer in self.optimizers:
             make_optimizer(optimizer, task, model)
 

@@ -20,6 +20,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mfac.saved import replacing
+
 
 class TaskError(ValueError):
     """A task that cannot be used. The message is one line: where, what was expected, and what to do."""
@@ -98,7 +100,8 @@ def write_template(path: Path, force: bool = False) -> None:
     text = text.replace("from mfac.gradients import", "from mfac import")
     for command in ("plan", "prune", "train"):
         text = text.replace(f"mfac {command} digits", f"mfac {command} {shlex.quote(str(path))}", 1)
-    path.write_text(text, encoding="utf-8")
+    with replacing(path) as draft:
+        draft.write_text(text, encoding="utf-8")
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -180,8 +183,11 @@ def _guarded(function: Any, name: str, path: Path) -> Any:
 @contextmanager
 def _blaming(path: Path, file: Path, what: str) -> Iterator[None]:
     """Turns an error in the block into a TaskError that names the last line of the task's file it passed through."""
+    folder = Path.cwd()
     try:
         yield
+        if Path.cwd() != folder:
+            raise TaskError(f"{path}: {what} changed the current folder; use Path(__file__).parent instead")
     except TaskError:
         raise
     except SyntaxError as error:
