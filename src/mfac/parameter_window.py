@@ -90,8 +90,8 @@ class ParameterWindow:
     def cover(self, named: Mapping[str, Tensor]) -> None:
         """Adds parameters, whose past gradients are taken as zero; on an error nothing has changed."""
         wider = self._lay({**self.columns.named, **named})
-        if wider.dim > self.columns.dim:  # a rank may have no piece of them
-            self.operator.widen(wider.dim - self.columns.dim)
+        if wider.dim > self.operator.shape[0]:  # a rank may have no piece of them
+            self.operator.widen(wider.dim - self.operator.shape[0])
         self.columns = wider
 
     @torch.no_grad()
@@ -129,7 +129,7 @@ class ParameterWindow:
         if combination is not None:
             self.operator.update(row)
             K = self.operator.gram.cpu()
-            ages = (self.calls - torch.arange(len(K), dtype=torch.float64)) % self.operator.num_grads
+            ages = (self.operator._updates - 1 - torch.arange(len(K)).to(K)) % self.operator.num_grads
             coefficients = combination(K, ages, self.operator.damping)
             return self.operator.combine(coefficients.to(row.device))
         multiply = partial(self.operator.update_and_apply, average=average) if enters else self.operator.__matmul__
