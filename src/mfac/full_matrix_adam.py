@@ -156,7 +156,7 @@ class FullMatrixAdam(WindowOptimizer):
         squares = torch.stack([norm.to(device, torch.float64) for norm in norms]).square()
         own, adams = self._window.columns.total(squares).sqrt().view(2, -1)
         longer = [length / self._started(tensor, beta) for tensor in steps]
-        wanted = torch.tensor(longer, dtype=torch.float64).to(device) * adams
+        wanted = torch.tensor(longer, dtype=torch.float64, device=device) * adams
         scales = torch.where(own > 0, wanted / own, 0.0)
         for part, scale in zip(steps.values(), scales, strict=True):
             part.mul_(scale.to(part.device, part.dtype))

@@ -35,11 +35,12 @@ def name_parameters(groups: Groups) -> dict[str, Tensor]:
 
 
 def name_masks(masks: Mapping[Any, Tensor] | None, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Masks by name, whether they were given by name or by parameter."""
+    """Copies of masks by name, on the devices of their parameters, whether given by name or by parameter."""
     names = {tensor: name for name, tensor in named.items()}
     nameless = all(name.startswith("parameter ") for name in named)
     owner = "the optimizer" + " (give it model.named_parameters() to use names)" * nameless
-    return {names[tensor]: mask for _, tensor, mask in match_masks({} if masks is None else masks, named, owner)}
+    matched = match_masks({} if masks is None else masks, named, owner)
+    return {names[tensor]: mask.detach().to(tensor.device, copy=True) for _, tensor, mask in matched}
 
 
 def gradients_of(groups: Groups) -> dict[Tensor, Tensor]:

@@ -68,7 +68,7 @@ class ParameterWindow:
             raise ValueError(f"nonfinite must be 'raise' or 'skip', not {nonfinite!r}")
         # The name of this rank's own part of a state; None where there is only one.
         self._key = None if self.ranks.size == 1 else f"rank {self.ranks.rank} of {self.ranks.size}"
-        self.masks = {name: mask.detach().clone() for name, mask in found.items()}  # the caller's may change later
+        self.masks = found
         self.columns = self._lay(named)
         self.schedule: Callable[[int], float] | str | None = damping if callable(damping) or damping == "auto" else None
         self.operator = DynamicInverseFisher(
@@ -129,7 +129,8 @@ class ParameterWindow:
         if combination is not None:
             self.operator.update(row)
             K = self.operator.gram.cpu()
-            ages = (self.operator._updates - 1 - torch.arange(len(K)).to(K)) % self.operator.num_grads
+            places = torch.arange(len(K), dtype=K.dtype, device=K.device)
+            ages = (self.operator._updates - 1 - places) % self.operator.num_grads
             coefficients = combination(K, ages, self.operator.damping)
             return self.operator.combine(coefficients.to(row.device))
         multiply = partial(self.operator.update_and_apply, average=average) if enters else self.operator.__matmul__
