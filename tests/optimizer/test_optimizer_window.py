@@ -153,7 +153,7 @@ def test_interrupted_in_the_middle_of_a_step_the_window_is_whole_and_training_co
         optimizer.step()
     state, before = copy.deepcopy(optimizer.state_dict()), weights(model)
     full_matrix(network().named_parameters(), window=window).load_state_dict(state)  # its rows match its products
-    train(model, optimizer, [steps])
+    train(model, optimizer, [steps + 1])
     for old, parameter in zip(before, model.parameters(), strict=True):
         expected = old - 1.5 * 0.02 * optimizer.state[parameter]["average"]
         torch.testing.assert_close(parameter.detach(), expected, rtol=0, atol=1e-6 if window is None else 1e-3)
