@@ -5,7 +5,6 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -268,7 +267,7 @@ class MFAC(WindowOptimizer):
         process_group: ProcessGroup | None = None,
         devices: Sequence[torch.device | str] | None = None,
     ):
-        if max_step_norm is not None and not (isinstance(max_step_norm, Real | Tensor) and max_step_norm > 0):
+        if max_step_norm is not None and not (isinstance(max_step_norm, float | int | Tensor) and max_step_norm > 0):
             raise ValueError(f"max_step_norm must be positive, or None for steps of any length, not {max_step_norm!r}")
         if momentum_on not in ("step", "gradient"):
             raise ValueError(f"momentum_on must be 'step' or 'gradient', not {momentum_on!r}")

@@ -35,7 +35,6 @@ from mfac import MFAC, MFACPreconditioner
         ({"momentum_on": "gradient", "momentum": 0.5, "update_every": 2}, "every gradient must enter it"),
         ({"betas": (0.9, 1.0)}, r"betas must be at least 0 and below 1, not \(0.9, 1.0\)"),
         ({"betas": 0.9}, r"betas must be two numbers, such as \(0.9, 0.99\)"),
-        ({"betas": (0.9,)}, "betas must be two numbers"),
         ({"betas": (0.9, 0.99, 0.999)}, "betas must be two numbers"),
         ({"betas": (0.9, 0.99), "lr": "0.1"}, "lr must be 0 or more, and finite, not '0.1'"),
         ({"betas": (0.9, 0.99), "weight_decay": None}, "weight_decay must be 0 or more, and finite, not None"),
@@ -43,7 +42,6 @@ from mfac import MFAC, MFACPreconditioner
         ({"betas": (0.9, 0.99), "power": float("nan")}, "power must be 0 or more, and finite, not nan"),
         ({"betas": (0.9, 0.99), "orthogonalize": "no"}, "orthogonalize must be True or False, not 'no'"),
         ({"betas": (0.9, 0.99), "length": float("inf")}, r"length must be 0 or more, and finite, not inf"),
-        ({"betas": (0.9, 0.99), "eps": -1e-8}, r"eps must be 0 or more"),
         ({"betas": (0.9, 0.99), "damping": 0.0}, r"damping must be positive"),
     ],
 )
@@ -139,9 +137,7 @@ def test_gradients_that_are_not_finite_are_skipped_and_counted(build):
 
 @pytest.mark.parametrize("window", [None, torch.int8])
 @pytest.mark.parametrize(("steps", "method"), [(2, "write"), (8, "write"), (2, "combine"), (8, "combine")])
-def test_interrupted_in_the_middle_of_a_step_the_window_is_whole_and_training_continues(
-    steps, method, window, monkeypatch
-):
+def test_after_an_interrupted_step_the_window_is_whole_and_goes_on(steps, method, window, monkeypatch):
     model, optimizer = ready(full_matrix, steps, window=window, betas=(0.0, 0.9), power=0.0)  # z is the newest row
 
     def interrupt(*_):
