@@ -191,7 +191,7 @@ class DynamicInverseFisher(InverseFisher):
             "dim": self._dim,
             "normalize": self._normalize,
             "damping": self.damping,
-            "updates": self._updates,
+            "updates": max(self._updates, self.num_seen),  # unequal if Ctrl-C came between the two
             "rows": self._rows.state(),
             **self._inverse.state(),
             "rough": rough,
@@ -244,7 +244,7 @@ class DynamicInverseFisher(InverseFisher):
         n = max(self.num_seen, k + 1)
         dtype = self._update_dtype(self._rows.dtype)
         column = self._products(n, k, stored.dense, dtype)
-        before, rough, sensitive = self._inverse.remember(k), self._rough.copy(), self._sensitive
+        before, rough, sensitive, accepted = self._inverse.remember(k), self._rough.copy(), self._sensitive, False
         try:
             square, sensitivity = self._inverse.replace(k, column, self._divisor(n) * self.damping)
             if not square < judge.LARGE_SQUARE and dtype == torch.float32:  # and perhaps not beyond float64
@@ -265,12 +265,15 @@ class DynamicInverseFisher(InverseFisher):
                     sensitivity = self._factored(k) if settle else 0.0
             if settle and sensitivity == math.inf:
                 raise self._inverse.too_few_digits("float32" if self._rough else "float64")
+            self._snapshot, accepted = None, True
+            self._rows.write(k, stored)
         except BaseException:
-            self._inverse.recall(k, before)
-            self._rough, self._sensitive = rough, sensitive
+            if accepted:  # Ctrl-C in the middle of the row
+                self._rows.write(k, stored)
+            else:
+                self._inverse.recall(k, before)
+                self._rough, self._sensitive = rough, sensitive
             raise
-        self._rows.write(k, stored)
-        self._snapshot = None
 
     def _products(self, n: int, k: int, row: Float[Tensor, " d"], dtype: torch.dtype) -> Float[Tensor, " n"]:
         """The products of n rows with one that takes the place of row k."""

@@ -116,10 +116,10 @@ class FullMatrixAdam(WindowOptimizer):
         roots = {}  # √v after this step
         for tensor, group in groups.items():
             root = local(self._begin(tensor, group)["root_mean_square"])
-            change = gradients[tensor].to(root.dtype) * math.sqrt(1 - decay)
-            roots[tensor] = torch.hypot(root * math.sqrt(decay), change)
+            gradient = gradients[tensor].to(root.dtype)
+            gradients[tensor] = torch.where(masks[tensor], gradient, 0.0) if tensor in masks else gradient
+            roots[tensor] = torch.hypot(root * math.sqrt(decay), gradients[tensor] * math.sqrt(1 - decay))
         rows = {tensor: gradients[tensor] / scale for tensor, scale in self._scales(roots, groups, decay).items()}
-        rows |= {tensor: rows[tensor] * masks[tensor] for tensor in masks.keys() & rows.keys()}
         averages = {tensor: torch.lerp(local(self.state[tensor]["average"]), row, 1 - beta)
                     for tensor, row in rows.items()}  # fmt: skip
         combination = partial(full_matrix_coefficients, beta=beta, power=first["power"])
@@ -142,9 +142,10 @@ class FullMatrixAdam(WindowOptimizer):
         """What u is the gradient divided by. The mean of √v stays on the device: no sync."""
         scales = {tensor: root / math.sqrt(self._started(tensor, decay)) for tensor, root in roots.items()}
         norms = [norm.to(self._window.operator.device) for norm in torch._foreach_norm(list(scales.values()), 1)]
-        mean = self._window.columns.total(torch.stack(norms).sum()) / sum(tensor.numel() for tensor in roots)
+        total, limits = self._window.columns.total(torch.stack(norms).sum()), torch.finfo(norms[0].dtype)
+        mean = total.clamp_max(limits.max) / sum(tensor.numel() for tensor in roots)
         for tensor, scale in scales.items():
-            scale.add_(mean.to(scale.device) * groups[tensor]["eps"]).clamp_min_(torch.finfo(scale.dtype).tiny)
+            scale.add_(mean.to(scale.device) * groups[tensor]["eps"]).clamp_min_(limits.tiny)
         return scales
 
     def _set_lengths(
@@ -156,7 +157,7 @@ class FullMatrixAdam(WindowOptimizer):
         squares = torch.stack([norm.to(device, torch.float64) for norm in norms]).square()
         own, adams = self._window.columns.total(squares).sqrt().view(2, -1)
         longer = [length / self._started(tensor, beta) for tensor in steps]
-        wanted = torch.tensor(longer, dtype=torch.float64).to(device) * adams
+        wanted = torch.tensor(longer, dtype=torch.float64, device=device) * adams
         scales = torch.where(own > 0, wanted / own, 0.0)
         for part, scale in zip(steps.values(), scales, strict=True):
             part.mul_(scale.to(part.device, part.dtype))

@@ -46,7 +46,7 @@ class ParameterLayout:
         return layout
 
     def _lay(self, chosen: Named, known: Named, owner: str, masks: Masks, complete: bool = True) -> None:
-        found = {id(tensor): mask for _, tensor, mask in match_masks(masks or {}, known, owner)}
+        found = {id(tensor): mask for _, tensor, mask in match_masks({} if masks is None else masks, known, owner)}
         self.names, self.tensors = tuple(chosen), tuple(chosen.values())
         self.kept = tuple(_kept_indices(tensor, found.get(id(tensor))) for tensor in self.tensors)
         self.masked = any(kept is not None for kept in self.kept)

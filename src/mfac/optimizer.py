@@ -267,7 +267,7 @@ class MFAC(WindowOptimizer):
         process_group: ProcessGroup | None = None,
         devices: Sequence[torch.device | str] | None = None,
     ):
-        if max_step_norm is not None and not max_step_norm > 0:
+        if max_step_norm is not None and not (isinstance(max_step_norm, float | int | Tensor) and max_step_norm > 0):
             raise ValueError(f"max_step_norm must be positive, or None for steps of any length, not {max_step_norm!r}")
         if momentum_on not in ("step", "gradient"):
             raise ValueError(f"momentum_on must be 'step' or 'gradient', not {momentum_on!r}")

@@ -35,11 +35,12 @@ def name_parameters(groups: Groups) -> dict[str, Tensor]:
 
 
 def name_masks(masks: Mapping[Any, Tensor] | None, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Masks by name, whether they were given by name or by parameter."""
+    """Copies of masks by name, on the devices of their parameters, whether given by name or by parameter."""
     names = {tensor: name for name, tensor in named.items()}
     nameless = all(name.startswith("parameter ") for name in named)
     owner = "the optimizer" + " (give it model.named_parameters() to use names)" * nameless
-    return {names[tensor]: mask for _, tensor, mask in match_masks(masks or {}, named, owner)}
+    matched = match_masks({} if masks is None else masks, named, owner)
+    return {names[tensor]: mask.detach().to(tensor.device, copy=True) for _, tensor, mask in matched}
 
 
 def gradients_of(groups: Groups) -> dict[Tensor, Tensor]:
@@ -63,9 +64,6 @@ def gradients_of(groups: Groups) -> dict[Tensor, Tensor]:
 def check_last(groups: Groups, shared: Iterable[str]) -> None:
     """Raises ValueError if the last group has an option out of its range, or a value of its own for a `shared` one."""
     first, group = groups[0], groups[-1]
-    misplaced = WINDOW_OPTIONS & set(group) | {name for name in shared if group[name] != first[name]}
-    if misplaced:
-        raise ValueError(f"{', '.join(sorted(misplaced))}: one for all groups; pass it to the optimizer, not a group")
     if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
         raise ValueError(f"lr must be a number or a tensor of one element, not one of {group['lr'].numel()}")
     for name in ("lr", "weight_decay", "eps", "power", "length"):
@@ -78,8 +76,14 @@ def check_last(groups: Groups, shared: Iterable[str]) -> None:
     for name, fractions in {"momentum": [group.get("momentum", 0.0)], "betas": betas}.items():
         if not all(isinstance(fraction, float | int) and 0 <= fraction < 1 for fraction in fractions):
             raise ValueError(f"{name} must be at least 0 and below 1, not {group[name]!r}")
+    for name in ("nesterov", "decoupled_weight_decay", "maximize", "orthogonalize"):
+        if group.get(name, False) not in (True, False):
+            raise ValueError(f"{name} must be True or False, not {group[name]!r}")
     if group.get("nesterov") and not group["momentum"]:
         raise ValueError("nesterov needs a momentum, and momentum is 0; pass one, for instance 0.9")
+    misplaced = WINDOW_OPTIONS & set(group) | {name for name in shared if group[name] != first[name]}
+    if misplaced:
+        raise ValueError(f"{', '.join(sorted(misplaced))}: one for all groups; pass it to the optimizer, not a group")
 
 
 def read_state(state_dict: Mapping[str, Any], groups: Groups) -> tuple[dict[str, Any], dict[Tensor, dict[str, Any]]]:

@@ -68,7 +68,7 @@ class ParameterWindow:
             raise ValueError(f"nonfinite must be 'raise' or 'skip', not {nonfinite!r}")
         # The name of this rank's own part of a state; None where there is only one.
         self._key = None if self.ranks.size == 1 else f"rank {self.ranks.rank} of {self.ranks.size}"
-        self.masks = {name: mask.detach().clone() for name, mask in found.items()}  # the caller's may change later
+        self.masks = found
         self.columns = self._lay(named)
         self.schedule: Callable[[int], float] | str | None = damping if callable(damping) or damping == "auto" else None
         self.operator = DynamicInverseFisher(
@@ -90,8 +90,8 @@ class ParameterWindow:
     def cover(self, named: Mapping[str, Tensor]) -> None:
         """Adds parameters, whose past gradients are taken as zero; on an error nothing has changed."""
         wider = self._lay({**self.columns.named, **named})
-        if wider.dim > self.columns.dim:  # a rank may have no piece of them
-            self.operator.widen(wider.dim - self.columns.dim)
+        if wider.dim > self.operator.shape[0]:  # a rank may have no piece of them
+            self.operator.widen(wider.dim - self.operator.shape[0])
         self.columns = wider
 
     @torch.no_grad()
@@ -129,7 +129,8 @@ class ParameterWindow:
         if combination is not None:
             self.operator.update(row)
             K = self.operator.gram.cpu()
-            ages = (self.calls - torch.arange(len(K), dtype=torch.float64, device="cpu")) % self.operator.num_grads
+            places = torch.arange(len(K), dtype=K.dtype, device=K.device)
+            ages = (self.operator._updates - 1 - places) % self.operator.num_grads
             coefficients = combination(K, ages, self.operator.damping)
             return self.operator.combine(coefficients.to(row.device))
         multiply = partial(self.operator.update_and_apply, average=average) if enters else self.operator.__matmul__

@@ -88,7 +88,7 @@ def test_parameters_that_come_in_mid_training_are_as_if_their_gradients_had_been
     torch.testing.assert_close(weights(late), weights(early), rtol=1e-10, atol=1e-12)
 
 
-def test_an_added_group_has_its_own_options_and_a_refused_one_is_not_added():
+def test_an_added_group_has_its_own_options_and_a_refused_one_is_not_added(monkeypatch):
     model = network()
     optimizer = mfac(model[0].named_parameters(), lr=0.125)
     optimizer.add_param_group({"params": [("w", model[2].weight)], "momentum": 0.25, "lr": 0.0})
@@ -106,6 +106,12 @@ def test_an_added_group_has_its_own_options_and_a_refused_one_is_not_added():
     ]:
         with unchanged(optimizer), pytest.raises(ValueError, match=words):
             optimizer.add_param_group({"params": params, **options})
+    operator, widen = optimizer._window.operator, optimizer._window.operator.widen
+    monkeypatch.setattr(operator, "widen", lambda extra: [widen(extra), 1 / 0])  # interrupted after it
+    with pytest.raises(ZeroDivisionError):
+        optimizer.add_param_group({"params": extra})
+    monkeypatch.undo()
+    optimizer.add_param_group({"params": extra})
     train(model, optimizer, range(4, 6))
 
 
@@ -152,10 +158,11 @@ def test_dtypes_may_differ(build):
 @some_optimizers
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_a_model_in_another_dtype(build, dtype):
-    model = network().to(dtype)
-    losses = train(model, build(model.parameters()), [0] * 20)
-    assert losses[-1] < losses[0]
-    assert {tensor.dtype for tensor in model.parameters()} == {dtype}
+    for model in (network().to(dtype), network()):
+        optimizer = build(model.parameters())
+        losses = train(model.to(dtype), optimizer, [0] * 20)
+        assert losses[-1] < losses[0]
+        assert {tensor.dtype for tensor in model.parameters()} == {dtype}
 
 
 MASK = mask_of(torch.empty(7, 5))
@@ -166,7 +173,7 @@ MASK = mask_of(torch.empty(7, 5))
     [
         ({"0.wieght": MASK}, "'0.wieght' matches no parameter of the optimizer; did you mean '0.weight'"),
         ({"0.weight": [True, False]}, r"'0.weight' needs a bool tensor .* this one is a list"),
-        ([MASK], r"masks must be \{parameter or name: bool tensor\}, not list"),
+        (MASK, r"masks must be \{parameter or name: bool tensor\}, not Tensor"),
         ({"0.weight": MASK}, r"0.weight has 12 weights that are not zero where its mask"),
         ({n: torch.zeros_like(p, dtype=torch.bool) for n, p in network().named_parameters()}, "masks keep no"),
     ],
