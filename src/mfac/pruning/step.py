@@ -116,6 +116,8 @@ class Pruner:
             refits = options.refits if method is None else options.refit is True
             if refits:  # before anything is done
                 ready_loss(loss_fn, options.output_fn, "refit=True")
+            if refits or running_norms(model):
+                self.stream.remember(self.num_batches)
             wants_norms = options.bn_batches is not None or options.recalibrate not in ("auto", False)
             if wants_norms and not running_norms(model):
                 raise ValueError("the model has no batch norm with running statistics; drop recalibrate and bn_batches")
