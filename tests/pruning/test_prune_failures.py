@@ -1,5 +1,7 @@
 """Bad arguments say what to do; whatever fails or is interrupted leaves the last complete step."""
 
+from tempfile import TemporaryDirectory
+
 import pytest
 import torch
 from models import cnn, failing_loss, mlp
@@ -67,13 +69,17 @@ def test_a_sparsity_below_the_present_one():
             quick(case, sparsity, masks=masks)
 
 
-def test_a_diverged_model():
+NAN = {"0.bias": "the loss of the model is nan before anything", "0.weight": "0.weight has weights that are not fini"}
+
+
+@pytest.mark.parametrize(("name", "message"), NAN.items())
+def test_a_diverged_model(name, message):
     case = mlp()
-    with torch.no_grad():
-        case.model[0].weight[0, 0] = torch.nan
-    with pytest.raises(ValueError, match="the loss of the model is nan before anything is pruned"):
+    case.model.get_parameter(name).data[0] = torch.nan
+    before = state_of(case.model)
+    with pytest.raises(ValueError, match=message):
         quick(case, 0.5)
-    assert torch.isnan(case.model[0].weight).sum() == 1
+    torch.testing.assert_close(state_of(case.model), before, equal_nan=True)
 
 
 def test_batches_that_run_out_for_good():
@@ -84,6 +90,8 @@ def test_batches_that_run_out_for_good():
     assert zeros(case.model) == 56 - round(56 * 0.5 ** (2 / 3))
     with pytest.raises(ValueError, match="batches is empty"):
         prune(case.model, case.loss_fn, [], 0.5)
+    with pytest.raises(ValueError, match="the loss of the model is nan before"):
+        prune(case.model, case.loss_fn, [[part[:0] for part in case.batch]], 0.5)
     with pytest.raises(ValueError, match="one dict, not an iterable of batches"):
         prune(case.model, case.loss_fn, {"x": torch.ones(2)}, 0.5)
     with pytest.raises(ValueError, match="the loss does not depend on any trainable parameter; loss_fn"):
@@ -130,6 +138,17 @@ def test_interrupted_in_the_middle_of_writing_the_weights(complete, monkeypatch)
     assert same(state_of(case.model), complete[1])
     assert same(pruner.weights.masks, masks)
     assert same(pruner.result.masks, masks)
+
+
+def test_a_step_counts_even_if_its_folder_cannot_be_removed(tmp_path, monkeypatch):
+    case, cleanup = mlp(), TemporaryDirectory.cleanup
+    options = PruningOptions(**PAPER, num_grads=4, block_size=8, rows_dir=tmp_path)
+    pruner = Pruner(case.model, case.loss_fn, [case.batch], 0.5, options)
+    monkeypatch.setattr(TemporaryDirectory, "cleanup", lambda folder: cleanup(folder) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        pruner.step()
+    assert pruner.steps_done == 1
+    assert same(pruner.result.masks, pruner.weights.masks)
 
 
 def test_a_step_that_breaks_the_model_is_undone():

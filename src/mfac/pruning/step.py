@@ -164,10 +164,9 @@ class Pruner:
         rows_dir = self.options.rows_dir
         with tempfile.TemporaryDirectory(prefix="mfac-rows-", dir=rows_dir) if rows_dir else nullcontext() as folder:
             step = Step(self.steps_done + 1, self.weights, self.weights.layout(), self.stream, folder)
-            record = self._take(step, self.plan[self.steps_done], loss)
-        history.append(record)
-        self.result.masks.update(self.weights.masks)
-        return record
+            history.append(self._take(step, self.plan[self.steps_done], loss))
+            self.result.masks.update(self.weights.masks)
+        return history[-1]
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run is, as plain values and tensors for `torch.save`; the model's weights are not part of it."""
