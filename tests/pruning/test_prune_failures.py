@@ -69,17 +69,13 @@ def test_a_sparsity_below_the_present_one():
             quick(case, sparsity, masks=masks)
 
 
-NAN = {"0.bias": "the loss of the model is nan before anything", "0.weight": "0.weight has weights that are not fini"}
-
-
-@pytest.mark.parametrize(("name", "message"), NAN.items())
-def test_a_diverged_model(name, message):
+def test_a_diverged_model():
     case = mlp()
-    case.model.get_parameter(name).data[0] = torch.nan
-    before = state_of(case.model)
-    with pytest.raises(ValueError, match=message):
-        quick(case, 0.5)
-    torch.testing.assert_close(state_of(case.model), before, equal_nan=True)
+    for name, message in (("0.bias", "the loss of the model is nan before"), ("0.weight", "0.weight has weights that")):
+        case.model.get_parameter(name).data[0] = torch.nan
+        with pytest.raises(ValueError, match=message):
+            quick(case, 0.5)
+    assert torch.isnan(case.model[0].weight).sum() == 5
 
 
 def test_batches_that_run_out_for_good():
@@ -88,12 +84,10 @@ def test_batches_that_run_out_for_good():
     with pytest.raises(ValueError, match=r"gave 9 and then nothing more.*3 recomputations need 12 batches"):
         prune(case.model, case.loss_fn, batches, 0.5, num_grads=4, recomputations=3)
     assert zeros(case.model) == 56 - round(56 * 0.5 ** (2 / 3))
-    with pytest.raises(ValueError, match="batches is empty"):
-        prune(case.model, case.loss_fn, [], 0.5)
-    with pytest.raises(ValueError, match="the loss of the model is nan before"):
-        prune(case.model, case.loss_fn, [[part[:0] for part in case.batch]], 0.5)
-    with pytest.raises(ValueError, match="one dict, not an iterable of batches"):
-        prune(case.model, case.loss_fn, {"x": torch.ones(2)}, 0.5)
+    nothing = [[part[:0] for part in case.batch]]
+    for given, message in (([], "batches is empty"), (nothing, "the model is nan before"), ({}, "one dict, not an")):
+        with pytest.raises(ValueError, match=message):
+            prune(case.model, case.loss_fn, given, 0.5)
     with pytest.raises(ValueError, match="the loss does not depend on any trainable parameter; loss_fn"):
         prune(case.model, lambda *batch: case.loss_fn(*batch).detach(), [case.batch], 0.5)
 

@@ -144,13 +144,6 @@ def distance(model):
     return F.kl_div(*outputs, log_target=True, reduction="batchmean")
 
 
-def test_an_iterator_that_ends_with_the_last_step_has_the_batches_of_that_step():
-    model, twin = normed(), normed()
-    for which, batches in ((model, BATCHES), (twin, iter(BATCHES))):
-        mfac.prune(which, SOFTMAX, batches, 0.7, num_grads=16, recomputations=1)
-    assert same(state_of(model), state_of(twin))
-
-
 @pytest.mark.parametrize(("options", "share"), [({}, 0.9), ({"method": "magnitude", "refit": True}, 0.8)], ids=str)
 def test_pruning_ends_with_a_refit_that_brings_the_outputs_closer(options, share):
     (model, masks), (plain, same_masks) = pruned(**options), pruned(**options | {"refit": False})
