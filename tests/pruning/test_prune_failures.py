@@ -1,5 +1,7 @@
 """Bad arguments say what to do; whatever fails or is interrupted leaves the last complete step."""
 
+from tempfile import TemporaryDirectory
+
 import pytest
 import torch
 from models import cnn, failing_loss, mlp
@@ -69,11 +71,11 @@ def test_a_sparsity_below_the_present_one():
 
 def test_a_diverged_model():
     case = mlp()
-    with torch.no_grad():
-        case.model[0].weight[0, 0] = torch.nan
-    with pytest.raises(ValueError, match="the loss of the model is nan before anything is pruned"):
-        quick(case, 0.5)
-    assert torch.isnan(case.model[0].weight).sum() == 1
+    for name, message in (("0.bias", "the loss of the model is nan before"), ("0.weight", "0.weight has weights that")):
+        case.model.get_parameter(name).data[0] = torch.nan
+        with pytest.raises(ValueError, match=message):
+            quick(case, 0.5)
+    assert torch.isnan(case.model[0].weight).sum() == 5
 
 
 def test_batches_that_run_out_for_good():
@@ -82,10 +84,10 @@ def test_batches_that_run_out_for_good():
     with pytest.raises(ValueError, match=r"gave 9 and then ended.*3 recomputations need 12 batches"):
         prune(case.model, case.loss_fn, batches, 0.5, num_grads=4, recomputations=3)
     assert zeros(case.model) == 56 - round(56 * 0.5 ** (2 / 3))
-    with pytest.raises(ValueError, match="batches is empty"):
-        prune(case.model, case.loss_fn, [], 0.5)
-    with pytest.raises(ValueError, match="one dict, not an iterable of batches"):
-        prune(case.model, case.loss_fn, {"x": torch.ones(2)}, 0.5)
+    nothing = [[part[:0] for part in case.batch]]
+    for given, message in (([], "batches is empty"), (nothing, "the model is nan before"), ({}, "one dict, not an")):
+        with pytest.raises(ValueError, match=message):
+            prune(case.model, case.loss_fn, given, 0.5)
     with pytest.raises(ValueError, match="the loss does not depend on any trainable parameter; loss_fn"):
         prune(case.model, lambda *batch: case.loss_fn(*batch).detach(), [case.batch], 0.5)
 
@@ -130,6 +132,17 @@ def test_interrupted_in_the_middle_of_writing_the_weights(complete, monkeypatch)
     assert same(state_of(case.model), complete[1])
     assert same(pruner.weights.masks, masks)
     assert same(pruner.result.masks, masks)
+
+
+def test_a_step_counts_even_if_its_folder_cannot_be_removed(tmp_path, monkeypatch):
+    case, cleanup = mlp(), TemporaryDirectory.cleanup
+    options = PruningOptions(**PAPER, num_grads=4, block_size=8, rows_dir=tmp_path)
+    pruner = Pruner(case.model, case.loss_fn, [case.batch], 0.5, options)
+    monkeypatch.setattr(TemporaryDirectory, "cleanup", lambda folder: cleanup(folder) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        pruner.step()
+    assert pruner.steps_done == 1
+    assert same(pruner.result.masks, pruner.weights.masks)
 
 
 def test_a_step_that_breaks_the_model_is_undone():

@@ -14,7 +14,7 @@ from transformers.pytorch_utils import Conv1D
 
 import mfac
 from mfac.pruning import layer_sums
-from mfac.pruning.row_fisher import COPIES, DAMPING, RowFisher
+from mfac.pruning.row_fisher import DAMPING, RowFisher
 from mfac.pruning.weights import Weight
 
 
@@ -149,18 +149,21 @@ def test_a_memory_limit_takes_more_passes_and_gives_the_same_masks(options, limi
         assert all(torch.allclose(value, results[0][1][key]) for key, value in state.items())
 
 
-def test_a_layer_with_a_prior_that_does_not_fit_is_taken_in_groups(monkeypatch):
-    model, batches = problem("convolution", 40)
+@pytest.mark.parametrize(("prior", "count", "memory", "groups"), [("kron", 40, 40_000, 6), (None, 8, 20_000, 2)])
+def test_layers_that_do_not_fit_are_taken_in_groups_that_make_room(prior, count, memory, groups, monkeypatch):
+    """With a prior, and as rows."""
+    model, batches = problem("convolution", count)
     taken, measured = [], RowFisher._measured
 
     def recorded(self, parts):
-        taken.append(sum(8 * COPIES * len(part.inside) * part.inside.shape[1] ** 2 for part in parts))
+        assert not sum(part._rows.numel() for group in self.groups for part in group)
+        taken.append(sum(len(part.inside) * self._bytes_of_output(part.weight.name) for part in parts))
         return measured(self, parts)
 
     monkeypatch.setattr(RowFisher, "_measured", recorded)
-    mfac.prune(model, LOSS, batches, 0.6, memory=40_000, recomputations=1)
-    assert len(taken) == 2 * 6  # for the scores, and again for the removal
-    assert max(taken) <= 40_000
+    mfac.prune(model, LOSS, batches, 0.6, memory=memory, recomputations=1, prior=prior, update="joint")
+    assert len(taken) == 2 * groups  # for the scores, and again for the removal
+    assert max(taken) <= memory
 
 
 @pytest.mark.parametrize(("memory", "passes"), [(None, 1), (8000, 1), (1000, 4)])
@@ -289,7 +292,7 @@ def test_batch_norm_is_recalibrated_once_at_the_end(how):
     batches, others = ([(torch.randn(8, 2, 6, 6), torch.randint(3, (8,))) for _ in range(3)] for _ in range(2))
     options = {"recalibrate": False, "bn_batches": others} if how == "by other batches" else {"recalibrate": how}
     before = model[1].running_mean.clone()
-    mfac.prune(model, LOSS, batches, 0.5, recomputations=2, seed=0, **options)
+    mfac.prune(model, LOSS, iter(batches * 2), 0.5, recomputations=2, num_grads=3, **options)  # ends with the last step
     seen = torch.cat([x for x, _ in (others if how == "by other batches" else batches)])
     assert torch.allclose(model[1].running_mean, model[0](seen).mean((0, 2, 3)), atol=1e-5) == bool(how)
     assert torch.equal(model[1].running_mean, before) == (not how)

@@ -27,6 +27,7 @@ class BatchStream:
         self._batches = batches
         self._iterator: Iterator[Batch] | None = None
         self._ahead: deque[Batch] = deque()
+        self._recent: deque[Batch] = deque(maxlen=0)
         with nullcontext() if seed is None else seeded(seed):
             self._random = random_state(())
         self._start = {"random": self._random, "generator": generator_state(batches)}
@@ -51,17 +52,23 @@ class BatchStream:
     def __next__(self) -> Batch:
         batch = self._ahead.popleft() if self._ahead else self._read()
         self.drawn += 1
+        self._recent.append(batch)
         return batch
 
+    def remember(self, count: int) -> None:
+        """Keeps the last `count` batches of an iterator, for when there are no more."""
+        self._recent = deque(maxlen=count if isinstance(self._batches, Iterator) else 0)
+
     def peek(self, count: int) -> list[Batch]:
-        """The next `count` batches, without drawing them; fewer if there are no more."""
+        """The next `count` batches, without drawing them; if there are no more, the last ones, or fewer."""
         try:
             while len(self._ahead) < count:
                 self._ahead.append(self._read())
         except ValueError:
-            if not self._ahead:
+            if not self._ahead and not self._recent:
                 raise
-        return list(self._ahead)[:count]
+        spare = max(0, len(self._ahead) - count)
+        return [*self._recent, *self._ahead][-count - spare :][:count]
 
     def state_dict(self) -> dict[str, Any]:
         return {**self._start, "drawn": self.drawn}

@@ -195,7 +195,8 @@ class Part:
             blocks = KroneckerBlocks(prior.S, prior.A[:-1, :-1], self.inside, known.damping)
             return PlacedBlocks(blocks, self.places)
         if self._sums is None and not self._summed:
-            rows = self._rows[: self._filled].mul_((self._filled / known.divisor) ** 0.5)
+            rows, self._rows = self._rows[: self._filled], torch.empty(0)
+            rows.mul_((self._filled / known.divisor) ** 0.5)
             return PlacedBlocks(DualBlocks(run, Pages(rows.flatten(1), rows.device), known.damping), self.places)
         K = self._sum_up() if known.tokens is None else known.tokens.blocks(self)
         K, self._sums, self._rows = ranks.sum_(K).div_(known.divisor), None, torch.empty(0)

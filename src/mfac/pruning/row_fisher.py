@@ -265,6 +265,6 @@ class RowFisher:
 
 
 def num_samples(batch: Batch) -> int:
-    """The leading dimension that a batch's tensors share; 1 if there is none."""
+    """The leading dimension that a batch's tensors share; 1 if there is none, or nothing in it."""
     lengths = {len(tensor) for tensor in sample_tensors(batch)}
-    return lengths.pop() if len(lengths) == 1 else 1
+    return max(1, *lengths) if len(lengths) == 1 else 1

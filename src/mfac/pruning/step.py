@@ -117,6 +117,8 @@ class Pruner:
             refits = options.refits if method is None else options.refit is True
             if refits:  # before anything is done
                 ready_loss(loss_fn, options.output_fn, "refit=True")
+            if refits or running_norms(model):
+                self.stream.remember(self.num_batches)
             wants_norms = options.bn_batches is not None or options.recalibrate not in ("auto", False)
             if wants_norms and not running_norms(model):
                 raise ValueError("the model has no batch norm with running statistics; drop recalibrate and bn_batches")
@@ -167,10 +169,9 @@ class Pruner:
         rows_dir = self.options.rows_dir
         with tempfile.TemporaryDirectory(prefix="mfac-rows-", dir=rows_dir) if rows_dir else nullcontext() as folder:
             step = Step(self.steps_done + 1, self.weights, self.weights.layout(), self.stream, folder)
-            record = self._take(step, self.plan[self.steps_done], loss)
-        history.append(record)
-        self.result.masks.update(self.weights.masks)
-        return record
+            history.append(self._take(step, self.plan[self.steps_done], loss))
+            self.result.masks.update(self.weights.masks)
+        return history[-1]
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run is, as plain values and tensors for `torch.save`; the model's weights are not part of it."""

@@ -36,6 +36,9 @@ class MaskedWeights:
         kept = layout.unflatten(torch.ones(layout.dim, dtype=torch.bool, device=layout.device))
         self.masks = {name: mask.clone() for name, mask in kept.items()}
         self.other_masks = {name: mask for name, mask in given.items() if name not in self.masks}
+        for name, tensor in targets.items():
+            if not bool(tensor[self.masks[name]].isfinite().all()):
+                raise ValueError(f"{name} has weights that are not finite; repair them, or leave it out with ignore=")
 
     @property
     def device(self) -> torch.device:
