@@ -14,9 +14,7 @@ from torch import nn
 from mfac.pruning import GradualPruner, prune
 
 NUM_BATCHES = 24
-QUICK = PAPER | {
-    "num_grads": 12, "block_size": 8, "damping": 1e-3, "recomputations": 3, "progress": False, "loss_batches": 2,
-}  # fmt: skip
+QUICK = PAPER | {"num_grads": 12, "block_size": 8, "damping": 1e-3, "recomputations": 3, "loss_batches": 2}
 
 
 def batches_of(*shape):
