@@ -52,21 +52,15 @@ def expected():
     return Training(None, "ddp", **OPTIONS).steps(range(SAVED + MORE)).weights()
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("size", [None, 1, 3])
 @pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed")
-def test_saved_on_any_ranks_it_goes_on_on_any_other(rank_pool, folders, expected, size):
+def test_saved_on_any_ranks_it_goes_on_on_any_other_or_without_a_group(rank_pool, folders, expected, size):
     """From DDP to FSDP2 and back too."""
-    chosen = list(folders.values())
-    for results in rank_pool.run(size, load_and_go_on, ["ddp", "fsdp"], chosen, OPTIONS):
-        assert len(results) == 2 * len(chosen)
+    given = ["ddp", "fsdp"] if size else ["ddp"], list(folders.values()), OPTIONS
+    for results in rank_pool.run(size, load_and_go_on, *given) if size else [load_and_go_on(None, *given)]:
+        assert len(results) == len(given[0]) * len(folders)
         for weights in results.values():
             torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed")
-def test_saved_on_ranks_it_goes_on_without_a_process_group(folders, expected):
-    for weights in load_and_go_on(None, ["ddp"], list(folders.values()), OPTIONS).values():
-        torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,9 @@ def problem():
 
 def convolutions():
     torch.manual_seed(1)
-    model = nn.Sequential(
-        nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(16, 3)
-    ).double()
-    return model, batches_of(4, 4, 4)
+    first, second = nn.Conv2d(4, 8, 3, padding=1), nn.Conv2d(8, 4, 3)
+    model = nn.Sequential(first, nn.BatchNorm2d(8), nn.ReLU(), second, nn.Flatten(), nn.Linear(16, 3))
+    return model.double(), batches_of(4, 4, 4)
 
 
 PROBLEMS = {"linear": problem, "convolutions": convolutions}

@@ -20,9 +20,7 @@ PRIORS = [("linear", None, PRIOR), ("linear", "11kB", PRIOR), ("linear", "1kB", 
 
 
 @pytest.mark.parametrize(("name", "memory", "share"), PRIORS)
-def test_a_kronecker_prior_joins_the_outputs_of_a_layer_and_is_all_there_is_of_a_wide_one(
-    name, memory, share, monkeypatch
-):
+def test_a_kronecker_prior_joins_the_outputs_of_a_layer_and_is_all_of_a_wide_one(name, memory, share, monkeypatch):
     monkeypatch.setattr("mfac.woodbury.TOLERANCE", 1e-12)
     if share == 1:
         monkeypatch.setattr(row_fisher, "LARGEST", 0)
