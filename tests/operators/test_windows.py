@@ -254,7 +254,7 @@ def test_a_state_whose_rows_went_on_is_refused(kind):
         (lambda: window("int8"), r"rows can be stored in .*, torch.int8, mfac.Int8\(...\) or mfac.TopK.*, not 'int8'"),
         (lambda: window(None, dtype=torch.int8), "dtype must be one of .*, not torch.int8"),
         (lambda: window(None, m=0), "num_grads must be a positive int, not 0"),
-        (lambda: mfac.MFAC.memory_needed([nn.Parameter(torch.ones(3))], -1), "num_grads must be a positive int, not -"),
+        (lambda: mfac.MFAC.memory_needed(nn.Linear(3, 1).parameters(), -1), "num_grads must be a positive int, not -1"),
         (lambda: window(None, d=-1), "dim must be a positive int, not -1"),
         (lambda: window(None, normalize="no"), "normalize must be 'seen', 'full' or 'sum', not 'no'"),
         (lambda: window(None, precision="half"), "precision must be one of 'auto', 'float32', 'float64', not 'half'"),
