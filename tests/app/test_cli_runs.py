@@ -63,9 +63,8 @@ def test_json_is_one_object_with_the_command_to_repeat(tmp_path):
     record = json.loads(result.stdout)
     assert result.stderr.startswith("loading\na model\n")
     assert (record["folder"], record["report"]) == ("o", "o/report.html")
-    assert record["command"] == (
-        f"mfac prune '{task}' --pattern 2:4 --recomputations 2 --num-grads 8 --block-size 16 --per-sample --out o"
-    )
+    quick = " ".join(map(str, QUICK))
+    assert record["command"] == f"mfac prune '{task}' --pattern 2:4 {quick} --per-sample --out o"
     assert record["cells"][0]["asked"] == record["cells"][0]["sparsity"] == 0.5
     assert record["settings"]["per_sample"] is True
     options = [*QUICK, "--block-size", "none", "--damping", "auto", "--gradual", "--steps", 2, "--lr", 0.05]

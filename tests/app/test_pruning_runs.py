@@ -159,12 +159,9 @@ def test_gradual_pruning_trains_between_its_steps_and_leaves_the_random_state_al
     assert mfac.sparsity_report(model).removed == round(0.8 * 192)
 
 
-def test_a_run_of_no_optimizer_is_refused_before_anything_is_written(tmp_path):
+def test_a_run_of_no_optimizer_is_refused_before_anything_is_written_and_one_that_diverges_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="give at least one optimizer, without repeats, not none"):
         run(tmp_path / "run", replace(TRAINING, optimizers=()))
     assert not (tmp_path / "run").exists()
-
-
-def test_training_that_diverges_between_steps_is_an_error(tmp_path):
     with pytest.raises(RuntimeError, match=r"not finite at step .*--lr"):
         run(tmp_path, replace(GRADUAL, lr=1e30))

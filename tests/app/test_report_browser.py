@@ -55,10 +55,9 @@ def browse(path, folder, *options):
     return done.stdout, re.findall(r".*:CONSOLE[:(]\d+.*", done.stderr)
 
 
-@pytest.mark.parametrize(
-    ("scheme", "names"), [("light", ("gradual", "training", "twenty", "nasty")), ("dark", ("gradual",))]
-)
-def test_the_page_is_laid_out_on_phones_and_desktops(tmp_path, scheme, names):
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_is_laid_out_on_phones_and_desktops(tmp_path, scheme):
+    names = ("gradual", "training", "twenty", "nasty") if scheme == "light" else ("gradual",)
     shown = [(name, width) for name in names for width in (PHONE, DESKTOP)]
     frames = [f'<iframe width="{w}" height="800" srcdoc="{html.escape(text_of(name))}"></iframe>' for name, w in shown]
     head = '<!DOCTYPE html><meta charset="utf-8"><title>look</title><style>iframe { border: 0 }</style>'

@@ -9,13 +9,8 @@ import torch.distributed.checkpoint as dcp
 from distributed_cases import Training, load_state, save_state
 from rank_pool import on_ranks
 from states import through_a_file
+from torch.distributed.checkpoint import state_dict
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
 
 from mfac import Int8, TopK
 
@@ -57,21 +52,15 @@ def expected():
     return Training(None, "ddp", **OPTIONS).steps(range(SAVED + MORE)).weights()
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("size", [None, 1, 3])
 @pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed")
-def test_saved_on_any_ranks_it_goes_on_on_any_other(rank_pool, folders, expected, size):
+def test_saved_on_any_ranks_it_goes_on_on_any_other_or_without_a_group(rank_pool, folders, expected, size):
     """From DDP to FSDP2 and back too."""
-    chosen = list(folders.values())
-    for results in rank_pool.run(size, load_and_go_on, ["ddp", "fsdp"], chosen, OPTIONS):
-        assert len(results) == 2 * len(chosen)
+    given = ["ddp", "fsdp"] if size else ["ddp"], list(folders.values()), OPTIONS
+    for results in rank_pool.run(size, load_and_go_on, *given) if size else [load_and_go_on(None, *given)]:
+        assert len(results) == len(given[0]) * len(folders)
         for weights in results.values():
             torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed")
-def test_saved_on_ranks_it_goes_on_without_a_process_group(folders, expected):
-    for weights in load_and_go_on(None, ["ddp"], list(folders.values()), OPTIONS).values():
-        torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -107,8 +96,8 @@ def test_the_state_of_one_process_is_loaded_on_ranks(group, way, window):
     options = {"momentum": 0.9, "masked": True, "window": window}
     training, whole = Training(group, way, **options), Training(None, "ddp", **options).steps(range(SAVED))
     if training.placed:
-        full = StateDictOptions(full_state_dict=True)
-        set_model_state_dict(training.model, whole.model.state_dict(), options=full)
+        full = state_dict.StateDictOptions(full_state_dict=True)
+        state_dict.set_model_state_dict(training.model, whole.model.state_dict(), options=full)
     else:
         training.model.load_state_dict(whole.model.state_dict())
     training.optimizer.load_state_dict(through_a_file(whole.optimizer.state_dict()))
@@ -117,16 +106,14 @@ def test_the_state_of_one_process_is_loaded_on_ranks(group, way, window):
     torch.testing.assert_close(weights, expected, **tolerance)
 
 
-@pytest.mark.parametrize(
-    ("window", "message"), [(None, "sharded for other ranks"), (torch.int8, "cannot be resharded")]
-)
+@pytest.mark.parametrize(("window", "words"), [(None, "sharded for other ranks"), (torch.int8, "cannot be resharded")])
 @on_ranks(2)
-def test_the_state_of_another_rank_is_refused(group, window, message):
+def test_the_state_of_another_rank_is_refused(group, window, words):
     """As trainers would load it that save on the first rank only."""
     training = Training(group, "ddp", window=window).steps(range(SAVED))
     told = [training.optimizer.state_dict()]
     dist.broadcast_object_list(told, 0, group=group)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=words):
         training.optimizer.load_state_dict(told[0])
 
 
@@ -160,10 +147,10 @@ def test_a_full_state_of_sharded_parameters_loads_again_and_shares_are_not_taken
     training, twin = Training(group, "fsdp", momentum=0.9).steps(range(SAVED)), Training(group, "fsdp", momentum=0.9)
     with pytest.raises(ValueError, match=r"the saved state of 0.weight is sharded over 2 ranks; save and load it with"):
         Training(None, "ddp").optimizer.load_state_dict(Training(group, "fsdp").steps(range(1)).optimizer.state_dict())
-    options = StateDictOptions(full_state_dict=True)
-    state = get_optimizer_state_dict(training.model, training.optimizer, options=options)
+    options = state_dict.StateDictOptions(full_state_dict=True)
+    state = state_dict.get_optimizer_state_dict(training.model, training.optimizer, options=options)
     assert state["state"]["0.weight"]["rows"].shape == (8, 7, 5)
     twin.model.load_state_dict(copy.deepcopy(training.model.state_dict()))
-    set_optimizer_state_dict(twin.model, twin.optimizer, state, options=options)
+    state_dict.set_optimizer_state_dict(twin.model, twin.optimizer, state, options=options)
     weights, resumed = (each.steps(range(SAVED, SAVED + MORE)).weights() for each in (training, twin))
     torch.testing.assert_close(resumed, weights, rtol=1e-12, atol=1e-13)

@@ -127,21 +127,18 @@ def other_weights(model):
 TOGETHER = "collecting gradients failed on rank 2: "
 # What the others say, and what the last rank has instead.
 FAILURES = {
-    f"{TOGETHER}ValueError: num_grads=9 rows were asked for, 3 of them from this rank, and batches gave only 2": (
-        lambda arguments: {"batches": arguments["batches"][:2]}
-    ),
-    rf"{TOGETHER}\w+: the loss \(nan\) of batch 1 is not finite; the 1 rows before it are good": (
-        lambda arguments: {"batches": poisoned(arguments["batches"])}
-    ),
+    f"{TOGETHER}ValueError: num_grads=9 rows were asked for, 3 of them from this rank, and batches gave only 2":
+        lambda arguments: {"batches": arguments["batches"][:2]},
+    rf"{TOGETHER}\w+: the loss \(nan\) of batch 1 is not finite; the 1 rows before it are good":
+        lambda arguments: {"batches": poisoned(arguments["batches"])},
     f"{TOGETHER}KeyError: 'no such column'": lambda arguments: {"loss_fn": failing_loss(1, KeyError("no such column"))},
-    "the model's weights must be the same on every rank: rank 2 has": (
-        lambda arguments: {"model": other_weights(arguments["model"])}
-    ),
+    "the model's weights must be the same on every rank: rank 2 has":
+        lambda arguments: {"model": other_weights(arguments["model"])},
     "num_grads must be the same on every rank: rank 2 has 8, rank 0 9": lambda arguments: {"num_grads": 8},
     r"which weights there are .* must be the same on every rank": lambda arguments: {"params": ["0.weight"]},
     'method must be "auto", "vmap" or "loop"': lambda arguments: {"method": "magic"},
     "out= is for one process": lambda arguments: {"out": "somewhere.rows"},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("message", FAILURES)

@@ -25,9 +25,8 @@ def piece_of(group):
 def pieces_of_everything(group, window):
     """What every method gives on this rank, after more updates than there are rows."""
     here = piece_of(group)
-    op = DynamicInverseFisher(
-        M, here.stop - here.start, LAMBDA, dtype=torch.float64, window=window, process_group=group, normalize="full"
-    )
+    options = {"dtype": torch.float64, "window": window, "process_group": group, "normalize": "full"}
+    op = DynamicInverseFisher(M, here.stop - here.start, LAMBDA, **options)
     x, empty = gradients(3).T[here], (op.logdet(), op.quadratic_form(gradients(3).T[here]))
     steps = torch.stack([op.update_and_apply(g[here]) for g in gradients()])
     op.replace(2, gradients()[0][here])

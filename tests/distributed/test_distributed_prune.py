@@ -14,9 +14,7 @@ from torch import nn
 from mfac.pruning import GradualPruner, prune
 
 NUM_BATCHES = 24
-QUICK = PAPER | {
-    "num_grads": 12, "block_size": 8, "damping": 1e-3, "recomputations": 3, "progress": False, "loss_batches": 2,
-}  # fmt: skip
+QUICK = PAPER | {"num_grads": 12, "block_size": 8, "damping": 1e-3, "recomputations": 3, "loss_batches": 2}
 
 
 def batches_of(*shape):
@@ -32,10 +30,9 @@ def problem():
 
 def convolutions():
     torch.manual_seed(1)
-    model = nn.Sequential(
-        nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(16, 3)
-    ).double()
-    return model, batches_of(4, 4, 4)
+    first, second = nn.Conv2d(4, 8, 3, padding=1), nn.Conv2d(8, 4, 3)
+    model = nn.Sequential(first, nn.BatchNorm2d(8), nn.ReLU(), second, nn.Flatten(), nn.Linear(16, 3))
+    return model.double(), batches_of(4, 4, 4)
 
 
 PROBLEMS = {"linear": problem, "convolutions": convolutions}

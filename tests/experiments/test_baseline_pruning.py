@@ -19,7 +19,7 @@ def pruned(model, batches, sparsity, **options):
     return prune(model, cross_entropy, batches, sparsity, **options)
 
 
-def test_wanda_is_weight_times_the_norm_of_its_input():
+def test_wanda_is_weight_times_the_norm_of_its_input_in_a_layer_or_a_row():
     model, batches = small()
     images = torch.cat([images for images, _ in batches])
     hidden = model[:3](images).detach()
@@ -31,17 +31,16 @@ def test_wanda_is_weight_times_the_norm_of_its_input():
     result = pruned(model, batches, 0.5, method="wanda", scope="layer")
     for score, mask in zip(scores, result.masks.values(), strict=True):
         assert torch.equal(~mask, lowest([score], 0.5)[0])
+    for mask in pruned(small()[0], batches, 0.5, method="wanda by row", scope="layer").masks.values():
+        assert (mask.flatten(1).sum(1) == mask[0].numel() // 2).all()
 
 
 @pytest.mark.parametrize("update", ["joint", "obs", "none"])
 def test_woodfisher_is_mfac_by_another_way(update):
-    models = []
+    models, options = [], {"num_grads": 8, "block_size": 7, "damping": DAMPING, "recomputations": 2, "update": update}
     for method in ("mfac", "woodfisher"):
         problem = quadratic(8, 7)
-        prune(
-            problem.model, problem.loss_fn, problem.batches, 0.5, num_grads=8, block_size=7, damping=DAMPING,
-            recomputations=2, update=update, method=method,
-        )  # fmt: skip
+        prune(problem.model, problem.loss_fn, problem.batches, 0.5, method=method, **options)
         models.append(problem.model.vector())
     assert torch.allclose(*models, atol=1e-8)
     rows = torch.randn(3, 6, 4).double()
@@ -127,9 +126,3 @@ def test_sparse_gpt_prunes_every_layer_alike():
     masks = sparse_gpt(model, cross_entropy, batches, 0.5)
     assert [round(float((~mask).double().mean()), 2) for mask in masks.values()] == [0.5] * len(masks)
     assert all(torch.equal(model.get_parameter(name) != 0, mask) for name, mask in masks.items())
-
-
-def test_wanda_by_row_removes_the_same_share_of_every_row():
-    model, batches = small()
-    for mask in pruned(model, batches, 0.5, method="wanda by row", scope="layer").masks.values():
-        assert (mask.flatten(1).sum(1) == mask[0].numel() // 2).all()

@@ -56,13 +56,11 @@ def test_steps_answer_the_same_question(name, tmp_path):
     assert row["step_s"] > 0
 
 
-def test_what_does_not_fit_is_not_begun():
+def test_what_does_not_fit_is_not_begun_and_what_is_too_slow_is_stopped_and_larger_ones_are_not_begun():
     cell = {"task": "inverse", "method": "dense inverse", "d": 10**5, "m": 16}
     result = run_cell(cell, None, bench_peers.needs, Limits(10**10, 1.0), [])
     assert (result["outcome"], result["why"]) == ("does not fit", "does not fit: 120 GB")
 
-
-def test_what_is_too_slow_is_stopped_and_larger_ones_are_not_begun():
     def endless(cell, report):
         report.ready()
         time.sleep(60)

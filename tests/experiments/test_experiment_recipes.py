@@ -77,7 +77,7 @@ def test_a_training_that_diverges_stops_and_says_so():
     assert last_loss(record) == float("inf")
 
 
-def test_learning_rates_of_table_1_and_memory_of_table_2_are_those_of_the_formulas():
+def test_learning_rates_memory_and_overheads_are_those_of_the_formulas():
     assert [table1.learning_rate(e) for e in (0, 29, 30)] == pytest.approx([0.005, 0.005, 0.005 * 0.92])
     lengths = table2.block_lengths(25, 10, None)
     assert lengths == {10: 2, 5: 1}
@@ -85,9 +85,6 @@ def test_learning_rates_of_table_1_and_memory_of_table_2_are_those_of_the_formul
     assert table2.mfac_bytes(lengths, 7) == 4 * 7 * 25 + 8 * (2 * 49 + 25)
     whole = table2.block_lengths(table2.WEIGHTS["ResNet50"], None, None)
     assert table2.woodfisher_bytes(whole) > table2.PAPER_MEMORY > table2.mfac_bytes(whole, 512)
-
-
-def test_overheads_are_ratios_of_the_best_and_of_the_medians():
     found = overheads({"SGD": [2.0, 1.0, 4.0], "M-FAC": [3.0, 1.5, 3.0]}, "SGD")
     assert found["M-FAC"]["over_sgd"] == 1.5
     assert found["M-FAC"]["over_sgd_by_medians"] == 1.5

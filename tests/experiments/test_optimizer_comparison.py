@@ -68,9 +68,8 @@ def test_steps_beside_an_uncompressed_run_and_whole_runs_are_saved_and_told(monk
         layers = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 4)
         return nn.Sequential(*layers).to(memory_format=torch.channels_last)
 
-    task = optimizers.Task(
-        model, lambda seed: iter([(images, labels)] * 20), lambda model: {"accuracy": 25.0}, 20, 10, 5, 20
-    )
+    batches = [(images, labels)] * 20
+    task = optimizers.Task(model, lambda seed: iter(batches), lambda model: {"accuracy": 25.0}, 20, 10, 5, 20)
     monkeypatch.setitem(windows.SETTINGS, "cifar10", {"lr": 0.1, "num_grads": 4, "damping": 0.1, "weight_decay": 0.01})
     monkeypatch.setitem(windows.STEPS, "cifar10", 6)
     monkeypatch.setattr(windows, "build", lambda name: task)

@@ -50,11 +50,6 @@ def test_mapped_rows_are_those_of_backward(build, chunk_size):
     assert_same_rows(collect(case, method="vmap", chunk_size=chunk_size), expected_rows(case))
 
 
-def test_method_vmap_says_what_cannot_be_mapped():
-    with pytest.raises(ValueError, match=r'method="vmap" cannot map this model: .*; use method="auto"'):
-        collect(CASES["packed"](), method="vmap")
-
-
 class Holding(nn.Module):
     """Uses its parameters through a list, where no copies of them can be put."""
 
@@ -98,28 +93,21 @@ NO_MAP = "taken one by one, because vmap cannot map this model: "
 REFERENCE = "is used through a reference outside its module"
 UNMAPPED = {
     "packed sequences": (CASES["packed"], NO_MAP),
-    "hook of a tensor": (
-        lambda: hooked(lambda c: c.model[2].bias.register_hook(lambda grad: 2 * grad)),
-        "2.bias has a backward hook",
-    ),
-    "hook of a module": (
-        lambda: hooked(lambda c: c.model[1].register_full_backward_hook(lambda module, dx, dy: (dx[0] * 2,))),
-        "the module 1 has a backward hook",
-    ),
-    "hook of the model": (
-        lambda: hooked(lambda c: c.model.register_full_backward_pre_hook(lambda module, dy: (dy[0] * 2,))),
-        "the model has a backward hook",
-    ),
+    "hook of a tensor": (lambda: hooked(lambda c: c.model[2].bias.register_hook(lambda grad: 2 * grad)),
+                         "2.bias has a backward hook"),
+    "hook of a module": (lambda: hooked(lambda c: c.model[1].register_full_backward_hook(lambda _, x, y: (2 * x[0],))),
+                         "the module 1 has a backward hook"),
+    "hook of the model": (lambda: hooked(lambda c: c.model.register_full_backward_pre_hook(lambda _, y: (2 * y[0],))),
+                          "the model has a backward hook"),
     "held parameters": (lambda: mlp()._replace(model=Holding()), f"weight {REFERENCE}"),
     "a parameter in a closure": (used_by_a_closure, f"scale {REFERENCE}"),
-    "a generator of its own": (  # of the same factors for each sample; mapped, each would have had its own
-        lambda: of_outputs(lambda x: x * torch.rand(3, generator=torch.Generator().manual_seed(1))),
-        "rand draws from its own generator",
-    ),
+    # Of the same factors for each sample; mapped, each would have had its own.
+    "a generator": (lambda: of_outputs(lambda x: x * torch.rand(3, generator=torch.Generator().manual_seed(1))),
+                    "rand draws from its own generator"),
     "hook of an output": (lambda: of_outputs(doubling), NO_MAP),
     "backward in the loss": (lambda: mlp()._replace(loss_fn=backward_in_the_loss), NO_MAP),
     "scripted": (lambda: mlp()._replace(model=torch.jit.script(mlp().model)), "it has a scripted module"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing", "ignore:.*torch.jit")
@@ -129,6 +117,8 @@ def test_what_cannot_be_mapped_is_taken_one_by_one_with_one_warning(build, messa
     with pytest.warns(UserWarning, match=message) as caught:
         rows = collect(case, chunk_size=4)
     assert sum("one by one" in str(warning.message) for warning in caught) == 1
+    with pytest.raises(ValueError, match=r'method="vmap" cannot map this model: .*; use method="auto"'):
+        collect(case, method="vmap")
     assert_same_rows(rows, expected_rows(case))
 
 

@@ -16,10 +16,8 @@ def test_a_sample_fn_is_given_chunks():
 
     case = CASES["embedding"](20)
     options = {"per_sample": True, "fisher": "sampled", "sample_fn": sample_fn, "chunk_size": 10}
-    rows = [
-        collect_gradients(case.model, case.loss_fn, [case.batch], 20, method=m, **options) for m in ("vmap", "loop")
-    ]
-    torch.testing.assert_close(*rows)
+    given = case.model, case.loss_fn, [case.batch], 20
+    torch.testing.assert_close(*(collect_gradients(*given, method=method, **options) for method in ("vmap", "loop")))
 
 
 def test_numbers_from_one_seed_after_the_other_are_independent():
@@ -46,9 +44,8 @@ def test_criteria_that_tell_how_labels_are_distributed(criterion):
     model = nn.Sequential(nn.Linear(3, 2), nn.LogSoftmax(1) if isinstance(criterion, nn.NLLLoss) else nn.Identity())
     inputs = torch.randn(1, 3).repeat(4000, 1)
     targets = torch.zeros(4000, dtype=torch.long) if isinstance(criterion, nn.NLLLoss) else torch.zeros(4000, 2)
-    rows = collect_gradients(
-        model, criterion_loss(criterion), [(inputs, targets)], 4000, per_sample=True, fisher="sampled"
-    )
+    options = {"per_sample": True, "fisher": "sampled"}
+    rows = collect_gradients(model, criterion_loss(criterion), [(inputs, targets)], 4000, **options)
     assert rows.mean(0).norm() < 0.06 * rows.norm(dim=1).mean()  # the score has mean zero under its own distribution
 
 

@@ -18,12 +18,9 @@ def test_default_is_every_trainable_parameter_in_order_and_once():
 
 
 @pytest.mark.parametrize("params", ["2.weight", ["re:^2.*weight"], "re:2.w", ("2.weight", "re:2.weight")])
-def test_names_and_patterns(params):
+def test_names_patterns_and_tensors(params):
     assert ParameterLayout(mlp().model, params).names == ("2.weight",)
-
-
-def test_tensors_come_in_the_models_order():
-    model = mlp().model
+    model = mlp().model  # tensors come in its order
     assert ParameterLayout(model, [model[2].bias, model[0].weight]).names == ("0.weight", "2.bias")
     assert ParameterLayout(model, model.parameters()).dim == 66
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from cases import MODES, fill, mixed, repeating, stored
 from states import through_a_file, unchanged
+from torch import nn
 
 import mfac
 from mfac import sliding
@@ -91,7 +92,7 @@ def test_the_bytes_that_were_said_are_the_bytes_that_are_held(kind):
     state = built(kind).state()
     tensors = [state] if isinstance(state, torch.Tensor) else [v for v in state.values() if isinstance(v, torch.Tensor)]
     assert sum(tensor.nbytes for tensor in tensors) == as_kind(kind).bytes(M, D)
-    needed = mfac.MFAC.memory_needed([torch.nn.Parameter(torch.zeros(D))], M, window=kind)
+    needed = mfac.MFAC.memory_needed([nn.Parameter(torch.zeros(D))], M, window=kind)
     assert needed == window_bytes(M, D, kind) == as_kind(kind).bytes(M, D) + 4 * 8 * M**2
 
 
@@ -253,6 +254,7 @@ def test_a_state_whose_rows_went_on_is_refused(kind):
         (lambda: window("int8"), r"rows can be stored in .*, torch.int8, mfac.Int8\(...\) or mfac.TopK.*, not 'int8'"),
         (lambda: window(None, dtype=torch.int8), "dtype must be one of .*, not torch.int8"),
         (lambda: window(None, m=0), "num_grads must be a positive int, not 0"),
+        (lambda: mfac.MFAC.memory_needed(nn.Linear(3, 1).parameters(), -1), "num_grads must be a positive int, not -1"),
         (lambda: window(None, d=-1), "dim must be a positive int, not -1"),
         (lambda: window(None, normalize="no"), "normalize must be 'seen', 'full' or 'sum', not 'no'"),
         (lambda: window(None, precision="half"), "precision must be one of 'auto', 'float32', 'float64', not 'half'"),
@@ -283,11 +285,5 @@ def test_a_window_larger_than_the_memory_is_refused_with_what_would_fit_and_that
     fits = int(str(refused.value).split("num_grads=")[1].split()[0])
     assert 0 < window_bytes(fits, 2000, kind) <= 2 * 10**5
     window(kind, m=fits, d=2000)
-
-
-def test_where_not_one_row_fits_none_is_advised(monkeypatch):
-    monkeypatch.setattr("mfac.windows.storage.available_memory", lambda device: 10**4)
     with pytest.raises(MemoryError, match=r"available; not one would fit: mask weights, or use several devices$"):
-        window(torch.float32, m=1000, d=10**7)
-    with pytest.raises(ValueError, match="num_grads must be a positive int, not -1"):
-        mfac.MFAC.memory_needed([torch.zeros(3, requires_grad=True)], num_grads=-1)
+        window(kind, m=1000, d=10**8)

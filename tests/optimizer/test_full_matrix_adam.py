@@ -135,23 +135,20 @@ def test_it_descends_a_rotated_valley_faster_than_adam():
     assert last(FullMatrixAdam) < 0.5 * last(torch.optim.Adam)
 
 
-def test_orthogonalized_steps_have_nearly_equal_singular_values():
+def test_orthogonalized_steps_of_matrices_have_nearly_equal_singular_values():
     for shape in ((12, 30), (30, 12), (8, 3, 3, 3)):
         Z = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 1e-20
         values = torch.linalg.svdvals(orthogonalized(Z).flatten(1))
         assert 0.6 < values.min() < values.max() < 1.3
     assert not orthogonalized(torch.zeros(3, 4)).any()
+    assert all(is_matrix(torch.empty(shape)) for shape in [(4, 4), (8, 3, 3, 3), (32, 4)])
+    assert not any(is_matrix(torch.empty(shape)) for shape in [(33, 4), (1, 9), (9, 1), (9,), ()])
 
 
 @pytest.mark.parametrize(("orthogonalize", "lr"), [(False, 3e-3), (True, 1e-2)])
 def test_each_kind_of_step_has_its_own_default_learning_rate(orthogonalize, lr):
     optimizer = FullMatrixAdam(network().parameters(), num_grads=2, orthogonalize=orthogonalize)
     assert [group["lr"] for group in optimizer.param_groups] == [lr]
-
-
-def test_which_tensors_are_matrices():
-    assert all(is_matrix(torch.empty(shape)) for shape in [(4, 4), (8, 3, 3, 3), (32, 4)])
-    assert not any(is_matrix(torch.empty(shape)) for shape in [(33, 4), (1, 9), (9, 1), (9,), ()])
 
 
 def test_a_group_can_opt_out_of_orthogonal_steps_and_vectors_keep_theirs():

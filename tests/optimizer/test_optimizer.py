@@ -20,7 +20,7 @@ def flat(tensors):
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
-def train_literally(model, steps, *, lr, damping, momentum=0.0, weight_decay=0.0, decoupled=False, masks=None):
+def train_literally(model, steps, lr, damping, masks, momentum=0.0, weight_decay=0.0, decoupled=False, nesterov=False):
     """w ← w − lr v over Algorithms 1 and 2, each step from scratch, on a window that starts with zeros."""
     params = list(model.parameters())
     kept = flat([(masks or {}).get(name, torch.ones_like(p)) for name, p in model.named_parameters()]).bool()
@@ -32,8 +32,9 @@ def train_literally(model, steps, *, lr, damping, momentum=0.0, weight_decay=0.0
         g = (flat(gradients) + (0.0 if decoupled else weight_decay) * w)[kept]
         G[t % M] = g
         D, B = reference.dynamic_setup(G @ G.T, damping)
-        v = momentum * v + (1 - momentum) * reference.dynamic_multiply(G, g, D, B, damping)
-        w[kept] = w[kept] * (1 - lr * weight_decay * decoupled) - lr * v
+        new = (1 - momentum) * reference.dynamic_multiply(G, g, D, B, damping)
+        v = momentum * v + new
+        w[kept] = w[kept] * (1 - lr * weight_decay * decoupled) - lr * (momentum * v + new if nesterov else v)
         torch.nn.utils.vector_to_parameters(w, params)
 
 
@@ -42,6 +43,7 @@ def train_literally(model, steps, *, lr, damping, momentum=0.0, weight_decay=0.0
     [
         {},
         {"weight_decay": 1e-2, "decoupled_weight_decay": True, "momentum": 0.5},
+        {"momentum": 0.9, "nesterov": True},
         {"momentum": 0.9, "weight_decay": 3e-3, "masks": True},
     ],
     ids=str,
@@ -56,18 +58,9 @@ def test_150_steps_are_those_of_the_literal_algorithm(options):
     optimizer = mfac.MFAC(ours.named_parameters(), 5e-3, M, 1e-3, masks=masks, **options)
     losses = train(ours, optimizer, range(150))
     decoupled = options.pop("decoupled_weight_decay", False)
-    train_literally(theirs, 150, lr=5e-3, damping=1e-3, decoupled=decoupled, masks=masks, **options)
+    train_literally(theirs, 150, 5e-3, 1e-3, masks, decoupled=decoupled, **options)
     torch.testing.assert_close(flat(ours.parameters()), flat(theirs.parameters()), rtol=1e-7, atol=1e-9)
     assert sum(losses[-20:]) < 0.8 * sum(losses[:20])
-
-
-@pytest.mark.parametrize("weight_decay", [0.0, 1e-2])
-def test_with_a_huge_damping_it_is_sgd(weight_decay):
-    damping = 1e6
-    ours, theirs = network(), network()
-    train(ours, mfac.MFAC(ours.parameters(), 0.1 * damping, M, damping, weight_decay=weight_decay), range(50))
-    train(theirs, torch.optim.SGD(theirs.parameters(), 0.1, weight_decay=weight_decay), range(50))
-    torch.testing.assert_close(flat(ours.parameters()), flat(theirs.parameters()), rtol=1e-4, atol=1e-6)
 
 
 def test_it_converges_on_an_ill_conditioned_quadratic_where_sgd_crawls():
@@ -86,23 +79,6 @@ def test_it_converges_on_an_ill_conditioned_quadratic_where_sgd_crawls():
         sgd -= rates * (sgd @ a - target)[:, None] * a
     ours, theirs = ((each - best) @ A.T for each in (w.detach(), sgd))
     assert ours.square().mean() / 2 < 3 < 40 < theirs.square().mean(1).min() / 2
-
-
-def test_the_sum_is_the_mean_with_other_units():
-    """(λI + Σggᵀ/m)⁻¹ is m (mλI + Σggᵀ)⁻¹: lr and damping times m make "sum" of "full"."""
-    full, summed = network(), network()
-    train(full, mfac.MFAC(full.parameters(), 1e-3, M, 1e-4, momentum=0.9), range(80))
-    train(summed, mfac.MFAC(summed.parameters(), 1e-3 * M, M, 1e-4 * M, momentum=0.9, normalize="sum"), range(80))
-    torch.testing.assert_close(flat(full.parameters()), flat(summed.parameters()), rtol=1e-7, atol=1e-10)
-
-
-def test_nesterov_looks_one_step_ahead():
-    plain, ahead = network(), network()
-    for model, nesterov in ((plain, False), (ahead, True)):
-        train(model, mfac.MFAC(model.parameters(), 1e-3, M, momentum=0.9, nesterov=nesterov), range(1))
-    start = flat(network().parameters())
-    moved, looked = flat(plain.parameters()) - start, flat(ahead.parameters()) - start
-    torch.testing.assert_close(looked, 1.9 * moved, rtol=1e-9, atol=1e-12)  # μ(1−μ)d + (1−μ)d against (1−μ)d
 
 
 def test_gradients_in_between_are_multiplied_and_not_added():

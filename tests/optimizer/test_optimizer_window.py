@@ -101,9 +101,8 @@ def steps(optimizer, weight, gradients):
 def test_a_finite_gradient_beyond_float64_raises_the_damping_for_its_step(options):
     weight = nn.Parameter(torch.zeros(6))
     optimizer, g = MFAC([weight], lr=1.0, num_grads=4, **options), 1e9 * torch.arange(1.0, 7.0)
-    with pytest.warns(
-        UserWarning, match=r"damping=.* too small for gradients of norm 9.54e\+09.*raise the damping"
-    ) as caught:
+    message = r"damping=.* too small for gradients of norm 9.54e\+09.*raise the damping"
+    with pytest.warns(UserWarning, match=message) as caught:
         steps(optimizer, weight, [g] * 7)
     assert len(caught) == 1
     assert optimizer.diagnostics()["raised"] > 1
@@ -301,9 +300,8 @@ def rows_of(optimizer):
 @pytest.mark.parametrize("normalize", ["full", "seen", "sum"])
 @pytest.mark.parametrize("steps", [3, 8])
 def test_momentum_on_the_gradient_is_the_inverse_of_the_average(steps, normalize):
-    model, optimizer = ready(
-        mfac, steps - 1, momentum=0.7, momentum_on="gradient", normalize=normalize, model=network().double()
-    )
+    options = {"momentum": 0.7, "momentum_on": "gradient", "normalize": normalize}
+    model, optimizer = ready(mfac, steps - 1, model=network().double(), **options)
     before = torch.cat([tensor.flatten() for tensor in weights(model)])
     optimizer.step()
     rows, n = rows_of(optimizer), min(steps, 5)

@@ -83,7 +83,7 @@ def test_masks_that_would_lose_weights(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_files_that_are_not_there_torn_or_others(tmp_path):
+def test_files_that_are_not_there_torn_others_or_of_another_model(tmp_path):
     path = tmp_path / "model.safetensors"
     with pytest.raises(ValueError, match=r"does not exist; it must be .* such as mfac.save_compact writes"):
         load_compact(path)
@@ -94,9 +94,11 @@ def test_files_that_are_not_there_torn_or_others(tmp_path):
     save_file({"w": torch.ones(2)}, path)
     with pytest.raises(ValueError, match=r"not a file of save_compact; .*safetensors.torch.load_file"):
         load_compact(path)
-    model = mlp().model
+    model, other = mlp().model, CASES["cnn"]().model
     pruned(model)
     save_compact(model, path)
+    with unchanged(other), pytest.raises(ValueError, match=r"does not fit the model: \d+ tensors are missing"):
+        load_compact(path, other)
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ValueError, match="not a complete safetensors file"):
         load_compact(path)
@@ -117,11 +119,3 @@ def test_damaged_metadata_is_named(tmp_path, metadata):
     save_file(tensors, tmp_path / "m.safetensors", metadata={"format": "mfac-compact-1", **metadata})
     with pytest.raises(ValueError, match=r"m.safetensors is damaged|m.safetensors: 'w' has"):
         load_compact(tmp_path / "m.safetensors")
-
-
-def test_a_model_that_does_not_fit_is_left_alone(tmp_path):
-    path = tmp_path / "model.safetensors"
-    save_compact(mlp().model, path)
-    other = CASES["cnn"]().model
-    with unchanged(other), pytest.raises(ValueError, match=r"does not fit the model: \d+ tensors are missing"):
-        load_compact(path, other)

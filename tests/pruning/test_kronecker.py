@@ -20,9 +20,7 @@ PRIORS = [("linear", None, PRIOR), ("linear", "11kB", PRIOR), ("linear", "1kB", 
 
 
 @pytest.mark.parametrize(("name", "memory", "share"), PRIORS)
-def test_a_kronecker_prior_joins_the_outputs_of_a_layer_and_is_all_there_is_of_a_wide_one(
-    name, memory, share, monkeypatch
-):
+def test_a_kronecker_prior_joins_the_outputs_of_a_layer_and_is_all_of_a_wide_one(name, memory, share, monkeypatch):
     monkeypatch.setattr("mfac.woodbury.TOLERANCE", 1e-12)
     if share == 1:
         monkeypatch.setattr(row_fisher, "LARGEST", 0)
@@ -84,15 +82,13 @@ def test_kronecker_blocks_answer_as_the_dense_matrix_of_a_layer(apart):
         KroneckerBlocks(S, A, inside, 1e-14).diagonal()
 
 
-@pytest.mark.parametrize(
-    "options", [{"pattern": "2:4"}, {"pattern": "channel"}, {"order": "greedy"}, {"update": "obs"}]
-)
-def test_wide_layers_over_tokens_are_pruned_in_every_way(options, monkeypatch):
+@pytest.mark.parametrize("change", [{"pattern": "2:4"}, {"pattern": "channel"}, {"order": "greedy"}, {"update": "obs"}])
+def test_wide_layers_over_tokens_are_pruned_in_every_way(change, monkeypatch):
     monkeypatch.setattr(row_fisher, "LARGEST_OVER_TOKENS", 0)
     model = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 3))
     batches = [(torch.randn(8, 4, 8), torch.randint(3, (8, 4))) for _ in range(3)]
     loss = mfac.criterion_loss(lambda y, labels: F.cross_entropy(y.flatten(0, 1), labels.flatten()))
-    options = {"recomputations": 3, "prior": "kron", "fisher": "empirical"} | options
+    options = {"recomputations": 3, "prior": "kron", "fisher": "empirical"} | change
     result = mfac.prune(model, loss, batches, None if options.get("pattern") == "2:4" else 0.5, **options)
     assert result.sparsity == pytest.approx(0.5, abs=0.1)
     assert math.isfinite(result.predicted_increase)

@@ -17,18 +17,15 @@ from mfac.pruning import sparsity_report
 from mfac.pruning.masks import apply_masks, load_masks, masks_from_zeros, save_masks, to_torch_ao, to_torch_prune
 
 
-def test_saved_and_loaded(tmp_path):
+def test_saved_and_loaded_and_as_a_dict_of_zeros_and_ones_with_the_names_of_a_wrapped_model(tmp_path):
     masks = some_masks(CASES["resnet"]().model)
     save_masks(masks, tmp_path / "masks.safetensors")
     assert same(load_masks(tmp_path / "masks.safetensors"), masks)
     assert {t.dtype for t in load_file(tmp_path / "masks.safetensors").values()} == {torch.bool}
-
-
-def test_a_dict_of_zeros_and_ones_with_the_names_of_a_wrapped_model():
-    masks = some_masks(mlp().model)
     assert same(load_masks({f"module.{name}": mask.to(torch.uint8) for name, mask in masks.items()}), masks)
-    load_masks(masks)["0.weight"].zero_()  # a copy
-    assert masks["0.weight"].any()
+    first = next(iter(masks))
+    load_masks(masks)[first].zero_()  # a copy
+    assert masks[first].any()
 
 
 def test_from_torch_prune_model_and_its_state_dict():
@@ -68,32 +65,18 @@ def test_to_torch_and_back_and_tightened(act):
     assert act is to_torch_prune or [type(one) for one in model[0].parametrizations.weight] == [FakeSparsity]
 
 
-def test_applying_to_a_tied_weight_by_either_name():
-    for name in ("embed.weight", "head.weight"):
-        model = CASES["tied"]().model
-        mask = torch.rand(9, 6) > 0.5
-        apply_masks(model, {name: mask})
-        assert not model.head.weight[~mask].count_nonzero()
-
-
-@pytest.mark.parametrize("act", [to_torch_prune, to_torch_ao])
-def test_torch_s_tools_mask_a_tied_weight_wherever_it_is_used(act):
+@pytest.mark.parametrize("names", [["0.weight"], ["1.weight"], ["0.weight", "1.weight"]])
+@pytest.mark.parametrize("act", [apply_masks, to_torch_prune, to_torch_ao])
+def test_a_tied_weight_is_masked_by_any_of_its_names_wherever_it_is_used(act, names):
     model, mask = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), torch.eye(3).bool()
     model[1].weight = model[0].weight
-    act(model, {"1.weight": mask})
+    with unchanged(model), pytest.raises(ValueError, match=r"'1.weight' is another name of a weight whose mask"):
+        act(model, {"0.weight": mask, "1.weight": ~mask})
+    act(model, dict.fromkeys(names, mask))
     for layer in model:
         assert torch.equal(layer.weight != 0, mask)
     assert len({id(p) for p in model.parameters() if p.ndim == 2}) == 1
-    assert load_masks(model).keys() == {"0.weight", "1.weight"}
-
-
-def test_two_masks_of_a_tied_weight_that_differ():
-    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    model[1].weight = model[0].weight
-    mask = torch.eye(3).bool()
-    apply_masks(model, {"0.weight": mask, "1.weight": mask})
-    with unchanged(model), pytest.raises(ValueError, match=r"'1.weight' is another name of a weight whose mask"):
-        apply_masks(model, {"0.weight": mask, "1.weight": ~mask})
+    assert act is apply_masks or load_masks(model).keys() == {"0.weight", "1.weight"}
 
 
 def test_masks_from_zeros_leaves_biases_alone():
@@ -164,12 +147,13 @@ def trained_with(model, masks):
         mfac.MFAC(model.named_parameters(), 0.1, 3, masks=masks),
         mfac.FullMatrixAdam(model.named_parameters(), num_grads=3, masks=masks),
     ):
-        cross_entropy(model, mlp().batch).backward()
+        cross_entropy(model, *BATCHES).backward()
         optimizer.step()
     mfac.MFACPreconditioner(model.named_parameters(), 3, masks=masks).step()
     return [parameter.grad for parameter in model.parameters()]
 
 
+BATCHES = [mlp().batch]
 TAKERS = {
     **{act.__name__: lambda model, masks, _, act=act: act(model, masks) for act in (apply_masks, to_torch_prune)},
     "to_torch_ao": lambda model, masks, path: to_torch_ao(model, masks),
@@ -178,12 +162,8 @@ TAKERS = {
     "sparsity_report": lambda model, masks, path: str(mfac.sparsity_report(model, masks)),
     "attach_masks": lambda model, masks, _: bool(mfac.attach_masks(torch.optim.SGD(model.parameters()), masks, model)),
     "optimizers": lambda model, masks, path: trained_with(model, masks),
-    "collect_gradients": lambda model, masks, path: mfac.collect_gradients(
-        model, cross_entropy, [mlp().batch], 1, masks=masks
-    ),
-    "prune": lambda model, masks, path: (
-        mfac.prune(model, cross_entropy, [mlp().batch], 0.9, masks=masks, num_grads=1).masks
-    ),
+    "collect_gradients": lambda model, masks, _: mfac.collect_gradients(model, cross_entropy, BATCHES, 1, masks=masks),
+    "prune": lambda model, masks, _: mfac.prune(model, cross_entropy, BATCHES, 0.9, masks=masks, num_grads=1).masks,
 }
 
 
@@ -201,12 +181,14 @@ def test_zeros_and_ones_are_taken_everywhere(taker, tmp_path):
 HALF = torch.arange(35).view(7, 5) % 2 == 1
 
 
-def test_the_table_of_sparsities():
+@pytest.mark.parametrize("act", [apply_masks, to_torch_prune, to_torch_ao])
+def test_the_table_of_sparsities_also_of_models_prepared_by_torch_s_tools(act):
     model = mlp().model
-    apply_masks(model, {"0.weight": HALF})
+    act(model, {"0.weight": HALF})
     report = sparsity_report(model)
     assert (report.weights, report.removed, report.others, report.sparsity) == (56, 18, 10, 18 / 56)
-    assert [(row.name, row.sparsity) for row in report.rows] == [("0.weight", 18 / 35), ("2.weight", 0)]
+    counts = [(row.name, row.sparsity, row.removed, row.astray) for row in report.rows]
+    assert counts == [("0.weight", 18 / 35, 18, 0), ("2.weight", 0, 0, 0)]
     assert str(report).splitlines() == [
         "layer             shape  weights  removed  sparsity",
         "0.weight          7 x 5       35       18   51.43 %",
@@ -229,11 +211,3 @@ def test_masks_count_what_went_astray_shows_and_masks_that_do_not_fit_are_refuse
     assert "1 not zero" in str(report)
     with pytest.raises(ValueError, match=r"'2.weight' needs a bool tensor of shape \(3, 7\)"):
         sparsity_report(model, {"2.weight": HALF})
-
-
-@pytest.mark.parametrize("act", [to_torch_prune, to_torch_ao])
-def test_the_table_of_models_prepared_by_torch_s_tools(act):
-    model = mlp().model
-    act(model, {"0.weight": HALF})
-    counts = {row.name: (row.removed, row.astray) for row in sparsity_report(model).rows}
-    assert counts == {"0.weight": (18, 0), "2.weight": (0, 0)}

@@ -85,15 +85,12 @@ def test_history_has_a_record_for_each_recomputation():
     assert "34 of 56 weights removed (60.71%) in 4 steps" in repr(result)
 
 
-def test_default_targets_are_matrices_and_kernels_but_no_embeddings():
+def test_targets_are_matrices_and_kernels_but_no_embeddings_or_those_of_names_patterns_and_parameters():
     result = quick(CASES["transformer"](), 0.1)
     assert "embed.weight" not in result.masks
     assert "encoder.layers.0.self_attn.in_proj_weight" in result.masks
     assert not any(name.endswith("bias") or "norm" in name for name in result.masks)
     assert quick(tied(), 0.1).targets == ("mix.weight",)  # the head is the embedding
-
-
-def test_targets_and_ignore_by_name_pattern_and_parameter():
     assert quick(mlp(), 0.5, targets="re:weight$", ignore=["2.weight"]).targets == ("0.weight",)
     assert quick(mlp(), 0.5, targets=["0.weight", "0.bias"]).num_removed == 21
     assert quick(tied(), 0.5, targets=["head.weight"]).targets == ("embed.weight",)
@@ -101,9 +98,6 @@ def test_targets_and_ignore_by_name_pattern_and_parameter():
     case.model.register_parameter("nothing", torch.nn.Parameter(torch.zeros(0, 5)))  # without entries
     assert quick(case, 0.2).targets == ("0.weight", "2.weight")
     assert quick(case, 0.3, targets=case.model[2].weight).targets == ("2.weight",)
-
-
-def test_sparsities_by_layer():
     result = quick(mlp(), {"0.weight": 0.2, "re:^2": 0.8}, ignore="2.bias")
     assert result.layer_sparsity == {"0.weight": pytest.approx(7 / 35), "2.weight": pytest.approx(17 / 21)}
 
@@ -125,6 +119,10 @@ def test_masks_are_taken_over_count_and_stay_zero():
         assert result.masks["2.bias"] is other
         assert "2.bias" not in result.targets
         assert case.model[2].bias[1] == 0
+    mask = torch.arange(54).view(9, 6) % 3 > 0  # by the second name of a tied weight
+    result = quick(tied(), 0.6, targets="head.weight", masks={"head.weight": mask})
+    assert result.masks.keys() == {"embed.weight"}
+    assert not (result.masks["embed.weight"] & ~mask).any()
 
 
 def test_weights_that_masks_remove_are_zero_from_the_start():
@@ -137,13 +135,6 @@ def test_weights_that_masks_remove_are_zero_from_the_start():
     case = mlp()
     assert quick(case, 17 / 56, masks=masks).history == []
     assert not case.model[0].weight[~masks["0.weight"]].any()
-
-
-def test_a_mask_by_the_second_name_of_a_tied_weight():
-    mask = torch.arange(54).view(9, 6) % 3 > 0
-    result = quick(tied(), 0.6, targets="head.weight", masks={"head.weight": mask})
-    assert result.masks.keys() == {"embed.weight"}
-    assert not (result.masks["embed.weight"] & ~mask).any()
 
 
 def test_a_loader_over_an_iterable_has_no_length():

@@ -69,15 +69,6 @@ def test_a_sparsity_below_the_present_one():
             quick(case, sparsity, masks=masks)
 
 
-def test_a_diverged_model():
-    case = mlp()
-    for name, message in (("0.bias", "the loss of the model is nan before"), ("0.weight", "0.weight has weights that")):
-        case.model.get_parameter(name).data[0] = torch.nan
-        with pytest.raises(ValueError, match=message):
-            quick(case, 0.5)
-    assert torch.isnan(case.model[0].weight).sum() == 5
-
-
 def test_batches_that_run_out_for_good():
     case = mlp()
     batches = iter([case.batch] * 9)
@@ -168,12 +159,6 @@ def test_batch_norm_that_fails_is_put_back():
         quick(case, 0.5, bn_batches=[])
 
 
-def test_memory_that_is_not_there(monkeypatch):
-    monkeypatch.setattr("mfac.gradients.collect.available_memory", lambda device: 100)
-    with pytest.raises(MemoryError, match="to keep them on disk, pass rows_dir"):
-        quick(mlp(), 0.5)
-
-
 @pytest.mark.parametrize("fisher", ["empirical", "gauss-newton"])
 def test_losses_that_are_no_scalar(fisher):
     case, options = mlp(), {"output_fn": lambda model, batch: model(batch[0])} if fisher == "gauss-newton" else {}
@@ -201,12 +186,20 @@ def test_samples_that_cannot_be_told_apart():
     assert prune(model, loss, batches, 0.5, block_size=16, num_grads=4).sparsity == 0.5
 
 
-def test_losses_and_models_that_cannot_be_pruned():
+def test_losses_and_models_that_cannot_be_pruned(monkeypatch):
     case = mlp()
     with pytest.raises(ValueError, match=r"pass mfac.criterion_loss\(CrossEntropyLoss\(\)\)"):
         prune(case.model, nn.CrossEntropyLoss(), [case.batch], 0.5)
     with pytest.raises(ValueError, match=r"nothing to prune.*or frozen ones, which .* has 0.weight, 0.bias"):
         prune(nn.Sequential(nn.LayerNorm(3)), lambda m, b: m(b).sum(), [torch.ones(2, 3)], 0.5)
+    for name, message in (("0.bias", "the loss of the model is nan before"), ("0.weight", "0.weight has weights that")):
+        case.model.get_parameter(name).data[0] = torch.nan
+        with pytest.raises(ValueError, match=message):
+            quick(case, 0.5)
+    assert torch.isnan(case.model[0].weight).sum() == 5
     case.model[2].to("meta")
     with pytest.raises(ValueError, match="the targets are on cpu, meta; prune needs them on one device"):
         quick(case, 0.5)
+    monkeypatch.setattr("mfac.gradients.collect.available_memory", lambda device: 100)
+    with pytest.raises(MemoryError, match="to keep them on disk, pass rows_dir"):
+        quick(mlp(), 0.5)

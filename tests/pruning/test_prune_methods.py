@@ -29,9 +29,8 @@ def test_magnitude_takes_the_smallest_and_moves_nothing():
     model, batches = small()
     weights = [model[0].weight.detach().clone(), model[3].weight.detach().clone()]
     result = prune(model, cross_entropy, batches, 0.5, method="magnitude", num_grads=3, recomputations=1)
-    for weight, gone, mask, name in zip(
-        weights, lowest([w.abs() for w in weights], 0.5), result.masks.values(), result.masks, strict=True
-    ):
+    removed = lowest([weight.abs() for weight in weights], 0.5)
+    for weight, gone, (name, mask) in zip(weights, removed, result.masks.items(), strict=True):
         assert torch.equal(~gone, mask)
         assert torch.equal(dict(model.named_parameters())[name], torch.where(mask, weight, 0.0))
     assert result.predicted_increase is None

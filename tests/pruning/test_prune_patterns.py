@@ -15,9 +15,8 @@ def wide_mlp():
 
 def convolutions():
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=2), nn.Flatten(), nn.Linear(32, 4)
-    )
+    first, second = nn.Conv2d(4, 8, 3, padding=1), nn.Conv2d(8, 8, 3, groups=2)
+    model = nn.Sequential(first, nn.ReLU(), second, nn.Flatten(), nn.Linear(32, 4))
     return mlp()._replace(model=model, batch=[(torch.randn(6, 4, 4, 4), torch.randint(4, (6,))) for _ in range(4)])
 
 

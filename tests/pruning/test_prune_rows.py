@@ -178,9 +178,8 @@ def test_sums_over_tokens_serve_all_groups_that_they_fit_beside(memory, passes, 
 
     monkeypatch.setattr(RowFisher, "_pass", recorded)
     batches = [(torch.randn(8, 4, 5), torch.randint(3, (8,))) for _ in range(3)]
-    mfac.prune(
-        model, lambda m, b: F.cross_entropy(m(b[0]).mean(1), b[1]), batches, 0.5, memory=memory, recomputations=1
-    )
+    options = {"memory": memory, "recomputations": 1}
+    mfac.prune(model, lambda m, b: F.cross_entropy(m(b[0]).mean(1), b[1]), batches, 0.5, **options)
     assert len(taken) == taken[0] == passes
 
 
@@ -242,13 +241,10 @@ WAYS = [
     ("linear", lambda layers, x: torch.cat([layers(some) for some in x.split(4)]), nn.Module.__call__),
     ("linear", lambda layers, x: torch.stack([layers(one) for one in x]), nn.Module.__call__),
     ("convolution", lambda layers, x: torch.stack([layers(one) for one in x]), nn.Module.__call__),
-    (
-        "linear",
-        lambda layers, x: torch.sub(*layers(torch.cat((x, -x))).chunk(2)) + layers(x),
-        lambda layers, x: layers(x) - layers(-x) + layers(x),
-    ),
+    ("linear", lambda layers, x: torch.sub(*layers(torch.cat((x, -x))).chunk(2)) + layers(x),
+     lambda layers, x: layers(x) - layers(-x) + layers(x)),
     ("tokens", by_token, nn.Module.__call__),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "odd", "plain"), WAYS)

@@ -59,14 +59,12 @@ def test_steps_are_those_of_prune():
 BY_OUTPUT = {"block_size": "row", "fisher": "gauss-newton", "damping": "auto"}
 
 
-@pytest.mark.parametrize(
-    ("steps", "own_generator", "options"), [(0, False, {"seed": 5}), (2, True, {}), (2, False, BY_OUTPUT)], ids=str
-)
-def test_a_resumed_run_is_that_of_an_undisturbed_one(tmp_path, steps, own_generator, options):
+@pytest.mark.parametrize(("steps", "own", "options"), [(0, False, {"seed": 5}), (2, True, {}), (2, False, BY_OUTPUT)])
+def test_a_resumed_run_is_that_of_an_undisturbed_one(tmp_path, steps, own, options):
     def build(start):
         case = mlp()
         case.model.insert(1, nn.BatchNorm1d(7))
-        batches = loader(torch.Generator().manual_seed(start) if own_generator else None)
+        batches = loader(torch.Generator().manual_seed(start) if own else None)  # its own generator
         bn_batches = loader(torch.Generator().manual_seed(start))
         torch.manual_seed(start)
         stream = BatchStream(batches, options.get("seed"))

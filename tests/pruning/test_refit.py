@@ -5,7 +5,8 @@ import sys
 
 import pytest
 import torch
-from states import same, state_of
+from models import cross_entropy
+from states import same, state_of, unchanged
 from torch import nn
 from torch.nn import functional as F
 
@@ -85,7 +86,7 @@ def test_everything_but_the_trained_weights_is_left_alone():
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_an_error_leaves_the_model_as_it_was(error):
     model, batches = normed(), [(torch.randn(32, 6), torch.randint(3, (32,))) for _ in range(4)]
-    dense, kept, calls = copy.deepcopy(model), state_of(model), []
+    dense, calls = copy.deepcopy(model), []
 
     def fail(module, inputs):
         calls.append(module)
@@ -93,17 +94,15 @@ def test_an_error_leaves_the_model_as_it_was(error):
             raise error
 
     model.register_forward_pre_hook(fail)
-    with pytest.raises(error):
+    with unchanged(model), pytest.raises(error):
         mfac.refit(model, dense, SOFTMAX, batches, {})
-    assert same(state_of(model), kept)
 
 
 def test_a_divergence_that_is_not_finite_is_an_error_and_undone():
     model, dense, inputs, masks = regression()
-    kept = state_of(model)
-    with pytest.raises(RuntimeError, match=r"divergence of the outputs became (inf|nan), and the model is unchanged"):
+    message = r"divergence of the outputs became (inf|nan), and the model is unchanged"
+    with unchanged(model), pytest.raises(RuntimeError, match=message):
         mfac.refit(model, dense, SQUARED, [(inputs * 1e200, inputs[:, :2])] * 2, masks, lr=1e200)
-    assert same(state_of(model), kept)
 
 
 @pytest.mark.parametrize(
@@ -153,25 +152,21 @@ def test_pruning_ends_with_a_refit_that_brings_the_outputs_closer(options, share
     assert all(not model.get_parameter(name)[~mask].any() for name, mask in masks.items())
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"update": "joint"},
-        {"recalibrate": False},
-        {"fisher": "empirical"},
-        {"block_size": 8},
-        {"method": "magnitude"},
-        {"loss_fn": lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])},
-    ],
-    ids=lambda options: next(iter(options)),
-)
-def test_it_is_part_of_the_default_method_only(options):
-    assert same(state_of(pruned(**options)[0]), state_of(pruned(**options, refit=False)[0]))
+OTHERS = {"update": "joint", "recalibrate": False, "fisher": "empirical", "block_size": 8, "method": "magnitude"}
 
 
-def test_a_refit_that_does_not_help_is_undone(monkeypatch):
+@pytest.mark.parametrize(("option", "value"), [*OTHERS.items(), ("loss_fn", cross_entropy)])
+def test_it_is_part_of_the_default_method_only(option, value):
+    assert same(state_of(pruned(**{option: value})[0]), state_of(pruned(**{option: value}, refit=False)[0]))
+
+
+def test_a_refit_that_does_not_help_is_undone_and_one_that_cannot_be_is_refused(monkeypatch):
     monkeypatch.setattr(sys.modules["mfac.pruning.refit"], "RATES", (1e3, 1e30))
     assert same(state_of(pruned()[0]), state_of(pruned(refit=False)[0]))
+    with pytest.raises(ValueError, match='refit must be "auto", True or False, not 3'):
+        pruned(refit=3)
+    with pytest.raises(ValueError, match="refit=True cannot tell the model's outputs from this loss"):
+        pruned(loss_fn=cross_entropy, refit=True)
 
 
 def test_frozen_weights_stay_and_the_others_are_refitted():
@@ -209,13 +204,6 @@ def test_a_run_is_resumed_from_the_dense_weights():
     model.load_state_dict(weights)
     resumed.run()
     assert same(state_of(model), state_of(pruned()[0]))
-
-
-def test_what_refit_can_be():
-    with pytest.raises(ValueError, match='refit must be "auto", True or False, not 3'):
-        pruned(refit=3)
-    with pytest.raises(ValueError, match="refit=True cannot tell the model's outputs from this loss"):
-        pruned(loss_fn=lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]), refit=True)
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])

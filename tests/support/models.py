@@ -85,9 +85,8 @@ def cnn(n: int = 6) -> Case:
 def signal(n: int = 5) -> Case:
     """Convolutions of other dimensions than two, one of them transposed."""
     torch.manual_seed(2)
-    model = nn.Sequential(
-        nn.Conv1d(2, 3, 3), nn.ConvTranspose1d(3, 2, 2), nn.Unflatten(2, (1, 1, -1)), nn.Conv3d(2, 2, 1)
-    )
+    layers = nn.Conv1d(2, 3, 3), nn.ConvTranspose1d(3, 2, 2), nn.Unflatten(2, (1, 1, -1)), nn.Conv3d(2, 2, 1)
+    model = nn.Sequential(*layers)
     return Case(model, lambda m, b: (m(b) ** 2).mean(), torch.randn(n, 2, 9))
 
 

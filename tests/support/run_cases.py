@@ -21,12 +21,10 @@ from mfac.app.tasks import Task
 from mfac.pruning.options import PruningOptions
 
 ONE_SHOT = PruningSettings(PruningOptions(recomputations=4, num_grads=8, block_size=16), sparsities=(0.8,))
-GRADUAL = PruningSettings(
-    PruningOptions(recomputations=2, num_grads=8, block_size=16), sparsities=(0.8,), gradual=True, steps=3, save_every=0
-)
-TRAINING = TrainingSettings(
-    optimizers=(OptimizerSettings("full-matrix-adam", num_grads=4), OptimizerSettings("adam")), epochs=3, save_every=0
-)
+QUICK = PruningOptions(recomputations=2, num_grads=8, block_size=16)
+GRADUAL = PruningSettings(QUICK, sparsities=(0.8,), gradual=True, steps=3, save_every=0)
+OPTIMIZERS = OptimizerSettings("full-matrix-adam", num_grads=4), OptimizerSettings("adam")
+TRAINING = TrainingSettings(optimizers=OPTIMIZERS, epochs=3, save_every=0)
 TIMES = ("started", "finished", "seconds", "gradient_seconds", "seconds_total", "second", "peak_bytes")
 
 
