@@ -18,9 +18,9 @@ matrices = pytest.mark.parametrize(
 
 
 @matrices
-def test_the_references_agree_with_the_dense_inverse(G):
+def test_the_references_agree_with_the_dense_inverse_and_static_with_algorithm_3(G):
     dense, _ = oracle.inverse(oracle.fisher(G, DAMPING))
-    x = torch.randn(G.shape[1], dtype=torch.float64)
+    op, x = mfac.StaticInverseFisher(G, DAMPING), torch.randn(G.shape[1], dtype=torch.float64)
     D, B = reference.dynamic_setup(G @ G.T, DAMPING)
     V, q = reference.static_setup(G, DAMPING)
     assert oracle.error(reference.dynamic_multiply(G, x, D, B, DAMPING), dense @ oracle.wide(x)) < 1e-10
@@ -28,6 +28,9 @@ def test_the_references_agree_with_the_dense_inverse(G):
     assert oracle.worst(reference.static_diagonal(V, q, DAMPING), np.diag(dense)) < 1e-10
     assert float(reference.static_element(V, q, 3, 5, DAMPING)) == pytest.approx(float(dense[3, 5]))
     assert oracle.error(reference.woodbury_recursion(G, DAMPING), dense) < 1e-10
+    assert torch.allclose(op @ x, reference.static_multiply(V, q, x, DAMPING), rtol=1e-8, atol=1e-8)
+    assert torch.allclose(op.diagonal(), reference.static_diagonal(V, q, DAMPING), rtol=1e-8, atol=1e-8)
+    assert torch.allclose(op[4, 7], reference.static_element(V, q, 4, 7, DAMPING), rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("block_size", [10, 25])
