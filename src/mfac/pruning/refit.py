@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -105,14 +106,11 @@ def refit_if_closer(
 
     before = distance()
     for lr in RATES:
-        try:
-            with restored_on_error([*model.parameters(), *model.buffers()]):
-                refit(model, dense, loss_fn, others, masks, lr=lr, output_fn=output_fn)
-                if not distance() < before:
-                    raise NotCloserError
-        except NotCloserError:
-            continue
-        return True
+        with suppress(NotCloserError), restored_on_error([*model.parameters(), *model.buffers()]):
+            refit(model, dense, loss_fn, others, masks, lr=lr, output_fn=output_fn)
+            if distance() < before:
+                return True
+            raise NotCloserError
     return False
 
 
