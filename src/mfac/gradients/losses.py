@@ -29,22 +29,18 @@ class CriterionLoss:
         self.criterion = criterion
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
-        inputs, targets = self._split(batch)
-        return self.criterion(_call(model, inputs), targets)
+        criterion, z, targets = self._parts(model, batch)
+        return criterion(z, targets)
 
     def reading(self, model: nn.Module, batch: Batch, asker: str) -> Reading:
         family(self.criterion, asker)
         return self._parts
 
     def _parts(self, model: nn.Module, batch: Batch) -> Parts:
-        inputs, targets = self._split(batch)
-        return self.criterion, _call(model, inputs), targets
-
-    def _split(self, batch: Batch) -> tuple[Any, Any]:
         if not isinstance(batch, list | tuple) or len(batch) != 2:
             found = f"criterion_loss needs batches (inputs, targets), this one is {_described(batch)}"
             raise ValueError(f"{found}; write your own loss_fn(model, batch), or use model_loss")
-        return batch[0], batch[1]
+        return self.criterion, _call(model, batch[0]), batch[1]
 
     def __repr__(self) -> str:
         return f"criterion_loss({getattr(self.criterion, '__name__', self.criterion)})"
