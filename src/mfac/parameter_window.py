@@ -131,8 +131,7 @@ class ParameterWindow:
             K = self.operator.gram.cpu()
             places = torch.arange(len(K), dtype=K.dtype, device=K.device)
             ages = (self.operator._updates - 1 - places) % self.operator.num_grads
-            coefficients = combination(K, ages, self.operator.damping)
-            return self.operator.combine(coefficients.to(row.device))
+            return self.operator.combine(combination(K, ages, self.operator.damping).to(row.device))
         multiply = partial(self.operator.update_and_apply, average=average) if enters else self.operator.__matmul__
         try:
             return multiply(row)

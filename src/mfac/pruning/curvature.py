@@ -193,8 +193,7 @@ def greedy_costs(
     beyond = torch.full_like(highest, torch.inf)
     every = torch.arange(len(theta), device=theta.device)
     for _ in range(theta.shape[1]):
-        diagonal = inverse.diagonal(dim1=1, dim2=2)
-        single = torch.where(gone, torch.inf, theta.square() / (2 * diagonal))
+        single = torch.where(gone, torch.inf, scores(theta, inverse.diagonal(dim1=1, dim2=2)))
         least, p = single.min(1)
         highest = torch.maximum(torch.nextafter(highest, beyond), least)
         # In a block with nothing left, the minimum is infinite and falls on a weight that has its cost already.
