@@ -43,7 +43,7 @@ class Columns:
 
     def finish(self, step: Float[Tensor, " d"], sums: Float[Tensor, " n"]) -> tuple[list[Tensor], Float[Tensor, " n"]]:
         """The step of each parameter; and the sums, over all ranks if the step is gathered, else unchanged."""
-        return list(self.layout.unflatten(step).values()), sums
+        return list(self.layout.unflatten(step[: self.layout.dim]).values()), sums
 
     def total(self, sums: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
         """Adds up over the ranks what was computed from parts that `finish` returned, or the sums it returned."""

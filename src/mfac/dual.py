@@ -85,8 +85,7 @@ class DualBlocks:
                 lower = self._factors.L[blocks].tril() if self._whitened else self._whitening(blocks)
                 for piece, G in pieces():
                     whitened, fisher = self._column_sums(blocks, lower, G, judged)
-                    diagonal = woodbury.inverse_diagonal(whitened, fisher, self._damping)
-                    found[self._local(piece)] = diagonal.flatten()
+                    found[self._local(piece)] = woodbury.inverse_diagonal(whitened, fisher, self._damping).flatten()
             self._diagonal = found
         return self._diagonal
 

@@ -122,8 +122,7 @@ class FullMatrixAdam(WindowOptimizer):
         rows = {tensor: gradients[tensor] / scale for tensor, scale in self._scales(roots, groups, decay).items()}
         averages = {tensor: torch.lerp(local(self.state[tensor]["average"]), row, 1 - beta)
                     for tensor, row in rows.items()}  # fmt: skip
-        combination = partial(full_matrix_coefficients, beta=beta, power=first["power"])
-        steps = self._window.precondition(rows, combination)
+        steps = self._window.precondition(rows, partial(full_matrix_coefficients, beta=beta, power=first["power"]))
         if steps is None:
             return
         for tensor in [tensor for tensor in steps if groups[tensor]["orthogonalize"] and is_matrix(tensor)]:

@@ -122,8 +122,6 @@ class GradientFile:
 
     def _read(self, rows: range, start: int, stop: int) -> Tensor:
         out = torch.empty(len(rows), stop - start, dtype=self.dtype, device="cpu")
-        if not out.numel():
-            return out
         buffer = _as_bytes(out)
         with open(self.path, "rb", buffering=0) as file:
             for index, row in enumerate(rows):

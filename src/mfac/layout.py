@@ -224,5 +224,4 @@ def _kept_part(value: Tensor, kept: Tensor | None) -> Tensor:
 
 
 def _slots(sizes: Sequence[int]) -> tuple[slice, ...]:
-    stops = itertools.accumulate(sizes)
-    return tuple(slice(stop - size, stop) for size, stop in zip(sizes, stops, strict=True))
+    return tuple(slice(stop - size, stop) for size, stop in zip(sizes, itertools.accumulate(sizes), strict=True))

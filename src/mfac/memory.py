@@ -6,9 +6,8 @@ from pathlib import Path
 import torch
 
 
-def available_memory(device: torch.device | str | None = None) -> int | None:
+def available_memory(device: torch.device) -> int | None:
     """Bytes that could be allocated on `device` now; None if that is unknown."""
-    device = torch.device("cpu" if device is None else device)
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     if device.type != "cpu":

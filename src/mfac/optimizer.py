@@ -182,13 +182,9 @@ class WindowOptimizer(Windowed, Optimizer, ABC):
 
 
 def memory_of(
-    groups: Sequence[Mapping[str, Any]],
-    num_grads: int,
-    window: Window | None,
-    masks: Mapping[Any, Tensor] | None,
-    process_group: ProcessGroup | None,
-    buffered: Iterable[Tensor],
-) -> int:
+    groups: Sequence[Mapping[str, Any]], num_grads: int, window: Window | None, masks: Mapping[Any, Tensor] | None,
+    process_group: ProcessGroup | None, buffered: Iterable[Tensor],
+) -> int:  # fmt: skip
     """The bytes of a window, its m x m algebra, and a buffer for each of the `buffered` parameters, on this rank."""
     named, found = trainable(groups, masks)
     columns = columns_of(named, found, parameter_ranks(named, process_group))

@@ -39,21 +39,11 @@ class ParameterWindow:
     """
 
     def __init__(
-        self,
-        groups: Groups,
-        num_grads: int,
-        damping: Damping,
-        normalize: Normalize,
-        window: Window | None,
-        masks: Mapping[Any, Tensor] | None,
-        update_every: int,
-        nonfinite: NonFinite,
-        precision: Precision,
-        device: torch.device | str | None,
-        process_group: ProcessGroup | None,
-        devices: Sequence[torch.device | str] | None,
-        agreed: Mapping[str, object] | None = None,
-    ):
+        self, groups: Groups, num_grads: int, damping: Damping, normalize: Normalize, window: Window | None,
+        masks: Mapping[Any, Tensor] | None, update_every: int, nonfinite: NonFinite, precision: Precision,
+        device: torch.device | str | None, process_group: ProcessGroup | None,
+        devices: Sequence[torch.device | str] | None, agreed: Mapping[str, object] | None = None,
+    ):  # fmt: skip
         named, found = trainable(groups, masks)
         first = damping(0) if callable(damping) else 1.0 if damping == "auto" else damping
         self.ranks = parameter_ranks(named, process_group)
@@ -72,17 +62,10 @@ class ParameterWindow:
         self.columns = self._lay(named)
         self.schedule: Callable[[int], float] | str | None = damping if callable(damping) or damping == "auto" else None
         self.operator = DynamicInverseFisher(
-            num_grads,
-            self.columns.dim,
-            first,
-            dtype=row_dtype(self.columns.layout),
+            num_grads, self.columns.dim, first, dtype=row_dtype(self.columns.layout),
             device=self.columns.layout.device if device is None and devices is None else device,
-            normalize=normalize,
-            window=window,
-            precision=precision,
-            process_group=self.ranks.group,
-            devices=devices,
-        )
+            normalize=normalize, window=window, precision=precision, process_group=self.ranks.group, devices=devices,
+        )  # fmt: skip
         self.update_every, self.nonfinite = update_every, nonfinite
         self.calls = self.skipped = self.raised = 0
         self._sums = torch.full((3,), torch.nan)  # g·g, s·s and g·s of the last gradient and its step
@@ -131,8 +114,7 @@ class ParameterWindow:
             K = self.operator.gram.cpu()
             places = torch.arange(len(K), dtype=K.dtype, device=K.device)
             ages = (self.operator._updates - 1 - places) % self.operator.num_grads
-            coefficients = combination(K, ages, self.operator.damping)
-            return self.operator.combine(coefficients.to(row.device))
+            return self.operator.combine(combination(K, ages, self.operator.damping).to(row.device))
         multiply = partial(self.operator.update_and_apply, average=average) if enters else self.operator.__matmul__
         try:
             return multiply(row)

@@ -164,9 +164,7 @@ def group_costs(
             absent, chosen = chosen < 0, chosen.clamp_min(0)
             places = chosen % b
             inner = inverse[block[:, None, None], places[:, :, None], places[:, None, :]]
-            inner = inner.masked_fill(absent[:, :, None] | absent[:, None, :], 0.0)
-            inner.diagonal(dim1=1, dim2=2).add_(absent.double())
             theta_Q = weights[chosen].masked_fill(absent, 0.0)
-            x = woodbury.solve(woodbury.factor(inner, 0.0, overwrite=True), theta_Q)
+            x = woodbury.solve(woodbury.kept_factor(inner, absent), theta_Q)
             out.index_add_(0, group, 0.5 * (theta_Q * x).sum(-1))
     return out

@@ -102,11 +102,9 @@ def gram(G: Float[Tensor, "*blocks m d"], dtype: torch.dtype) -> Float[Tensor, "
 
 @without_autocast
 def squares(
-    L: Float[Tensor, "*blocks m m"],
-    X: Float[Tensor, "*blocks m d"],
-    weights: Float[Tensor, "*blocks r m"],
+    L: Float[Tensor, "*blocks m m"], X: Float[Tensor, "*blocks m d"], weights: Float[Tensor, "*blocks r m"],
     dtype: torch.dtype,
-) -> tuple[Float[Tensor, "*blocks d"], Float[Tensor, "*blocks r d"]]:
+) -> tuple[Float[Tensor, "*blocks d"], Float[Tensor, "*blocks r d"]]:  # fmt: skip
     """Column sums of (L X)² for a lower triangular L, and of X² with r weights for each row; L X is never kept."""
     if X.ndim == 3 and len(X) > 1:
         X = X.to(dtype)

@@ -130,6 +130,5 @@ def digest(words: Iterable[str], values: Iterable[Tensor]) -> str:
     for value in values:
         hasher.update(f"{value.dtype}{tuple(value.shape)}".encode())
         plain = value.detach().to_dense().cpu().contiguous().reshape(-1)
-        if plain.numel():
-            hasher.update(plain.view(torch.uint8).numpy().data)
+        hasher.update(plain.view(torch.uint8).numpy().data)
     return hasher.hexdigest()

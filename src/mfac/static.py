@@ -70,15 +70,16 @@ class StaticInverseFisher(InverseFisher):
     ):
         # Otherwise the same object: it is pickled once.
         grads = grads.detach() if isinstance(grads, Tensor) and grads.requires_grad else grads
-        options = BlockOptions(block_size, sizes, row_weights, device, page_size, overwrite, precision)
         self._ranks = ranks_of(process_group)
         # Ranks share the one block of the full matrix, which sums over them itself; other blocks lie on one rank each.
         self._shared = block_size is None and not isinstance(grads, FisherBlocks)
         alone = self._ranks.size == 1
         with self._ranks.together("building the operator"):
+            if row_weights is not None:  # a copy: those of the caller may change
+                row_weights = torch.as_tensor(row_weights, dtype=torch.float64, device="cpu").clone()
+            options = BlockOptions(block_size, sizes, row_weights, device, page_size, overwrite, precision)
             options.check(grads, damping, least=1 if alone else 0)
-        damping, weights = float(damping), options._weights()  # not the tensors of the caller, which may change
-        options = replace(options, row_weights=None if weights is None else weights.clone())
+        damping = float(damping)
         self._ranks.agree_on({"damping": damping, **options.description(grads)})
         self._grads, self._options, self._watch = grads, options, Watched(grads)
         with self._separate("building the blocks"):
@@ -112,12 +113,12 @@ class StaticInverseFisher(InverseFisher):
         return [question(blocks) for blocks in self._blocks]
 
     def _held_rows(self) -> tuple[Tensor | GradientFile, Float[Tensor, " m"]]:
-        grads, weights = self._unchanged(), self._options._weights(self.device)
+        grads, weights = self._unchanged(), self._options.row_weights
         if isinstance(grads, FisherBlocks):
             raise ValueError("FisherBlocks keep sums and no rows; build the operator on the rows themselves")
         if weights is None:
             weights = torch.full((self.num_grads,), 1 / self.num_grads, dtype=torch.float64, device=self.device)
-        return grads, weights.clone()
+        return grads, weights.to(self.device, copy=True)
 
     def _whole(self) -> Blocks:
         if len(self._blocks) == self._blocks[0].run.count == 1:
@@ -190,7 +191,7 @@ class BlockOptions:
         _check_grads(grads, least)
         check_damping(damping, product_dtype("auto", grads.dtype))
         m, d = grads.shape
-        runs, device, weights = block_runs(d, self.block_size, self.sizes), self.device_for(grads), self._weights()
+        runs, device, weights = block_runs(d, self.block_size, self.sizes), self.device_for(grads), self.row_weights
         if weights is not None and weights.shape != (m,):
             raise ValueError(f"row_weights must be [{m}], one for each gradient, not {list(weights.shape)}")
         if weights is not None and not bool((torch.isfinite(weights) & (weights >= 0)).all()):
@@ -205,19 +206,14 @@ class BlockOptions:
         if isinstance(grads, FisherBlocks):
             return {"num_grads": grads.num_grads}
         in_place = isinstance(grads, Tensor) and (self.page_size is None or grads.device == self.device_for(grads))
-        weights = self._weights()
         return {
             "block_size": self.block_size,
             "num_grads": int(grads.shape[0]),
             "dtype": grads.dtype,
             "precision": self.precision,
             "overwrite": self.overwrite and in_place,
-            "row_weights": None if weights is None else digest([], [weights]),
+            "row_weights": None if self.row_weights is None else digest([], [self.row_weights]),
         }
-
-    def _weights(self, device: torch.device | str = "cpu") -> Float[Tensor, " m"] | None:
-        given = self.row_weights
-        return None if given is None else torch.as_tensor(given, dtype=torch.float64, device=device)
 
 
 def build_blocks(grads: Gradients, damping: float, options: BlockOptions, reduce: Reduce | None = None) -> list[Blocks]:
@@ -229,7 +225,8 @@ def build_blocks(grads: Gradients, damping: float, options: BlockOptions, reduce
             for run, total in zip(grads.runs, grads.sums, strict=True)
         ]
     source = grads if isinstance(grads, GradientFile) or options.page_size is not None else grads.to(device)
-    pages, weights, precision = Pages(source, device, options.page_size), options._weights(device), options.precision
+    pages, precision = Pages(source, device, options.page_size), options.precision
+    weights = None if options.row_weights is None else options.row_weights.to(device)
     return [
         PrimalBlocks(run, damping, pages.device, precision, pages, weights)
         if run.length <= pages.shape[0] and reduce is None

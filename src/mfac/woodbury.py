@@ -141,11 +141,9 @@ def removal_cost(
 
 
 def group_costs(
-    S: Float[Tensor, "*groups m m"],
-    G_Q: Float[Tensor, "*groups m q"],
-    theta_Q: Float[Tensor, "*groups q"],
+    S: Float[Tensor, "*groups m m"], G_Q: Float[Tensor, "*groups m q"], theta_Q: Float[Tensor, "*groups q"],
     damping: float,
-) -> Float[Tensor, "*groups"]:
+) -> Float[Tensor, "*groups"]:  # fmt: skip
     """½ θ_Qᵀ([F⁻¹]_QQ)⁻¹θ_Q for each group Q, by the dual: S_R = S − G_Q G_Qᵀ. Columns of zeros add nothing."""
     u = torch.einsum("...mq,...q->...m", G_Q, theta_Q)
     a = solve(factor(S - G_Q @ G_Q.transpose(-1, -2), 0.0, overwrite=True), u)

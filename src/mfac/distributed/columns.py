@@ -107,9 +107,6 @@ class PlacedColumns(Columns):
         out[self.layout.dim :] = 0
         self.layout.flatten(values, out=out[: self.layout.dim])
 
-    def finish(self, step: Float[Tensor, " d"], sums: Float[Tensor, " n"]) -> tuple[list[Tensor], Float[Tensor, " n"]]:
-        return super().finish(step[: self.layout.dim], sums)
-
     def total(self, sums: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
         return self._ranks.sum_(sums.clone())
 

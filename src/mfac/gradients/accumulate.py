@@ -56,8 +56,7 @@ def new_blocks(sizes: Sequence[int], block_size: int, device: torch.device) -> F
             f"blocks of {block_size} over {dim} weights need {gib(needed)}, and {device} has {gib(available)} "
             f"available; what would fit: block_size={max(1, block_size * available // needed)}, or fewer params"
         )
-    with torch.inference_mode(False):
-        return FisherBlocks(dim, block_size, sizes, device=device)
+    return FisherBlocks(dim, block_size, sizes, device=device)
 
 
 def sum_blocks(collection: Collection, batches: Iterable[Batch], block_size: int, device: torch.device) -> FisherBlocks:

@@ -291,12 +291,10 @@ class Collection:
 
 def scalar(loss: Any) -> Float[Tensor, ""]:
     """The loss itself; raises ValueError if it is no scalar tensor."""
-    if isinstance(loss, Tensor) and loss.ndim == 0:
-        return loss  # a view would be one more step in the backward pass
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise ValueError(f"loss_fn(model, batch) must return a scalar tensor, it returned {found}; reduce it")
-    return loss.reshape(())
+    return loss.reshape(()) if loss.ndim else loss  # a view would be one more step in the backward pass
 
 
 def loss_value(loss_fn: LossFn, model: nn.Module, batch: Batch) -> float:

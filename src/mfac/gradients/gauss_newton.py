@@ -34,18 +34,17 @@ class GaussNewtonLoss:
         self.ready = ready_loss(loss_fn, output_fn, GAUSS_NEWTON)
         if getattr(getattr(self.ready, "criterion", None), "reduction", "mean") == "none":
             raise ValueError(f'{GAUSS_NEWTON} needs a criterion with reduction="mean" or "sum", not "none"')
-        self._reading: int | None = None
+        self._parts: Any = None
 
     def draw(self, model: nn.Module, batch: Batch, seeds: Sequence[int]) -> tuple[Batch, Int[Tensor, "rows"]]:
         """(batch, one seed a row); the first batch also shows how the loss reads the model's outputs."""
-        if self._reading is None:
-            with torch.no_grad():
-                self._reading = self.ready.reading(model, batch, GAUSS_NEWTON)
+        with torch.no_grad():
+            self._parts = self._parts or self.ready.reading(model, batch, GAUSS_NEWTON)
         return batch, torch.tensor(seeds)
 
     def __call__(self, model: nn.Module, pair: tuple[Batch, Int[Tensor, "1"]]) -> Float[Tensor, ""]:
         batch, seeds = pair
-        criterion, z, targets = self.ready.parts(model, batch, self._reading)
+        criterion, z, targets = self._parts(model, batch)
         return (output_seed(criterion, z, targets, random_signs(seeds[0], z)) * z).sum()
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import Function
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -84,11 +84,7 @@ class Use(NamedTuple):
 
 
 class BranchError(Exception):
-    """The samples of a chunk take different branches at an `if`; `taken` says which."""
-
-    def __init__(self, taken: Bool[Tensor, "c"]):
-        super().__init__("the samples of a chunk take different branches")
-        self.taken = taken
+    """The samples of a chunk take different branches at an `if`; its argument is a bool for each."""
 
 
 class Interception(TorchFunctionMode):

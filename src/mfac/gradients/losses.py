@@ -18,6 +18,7 @@ SampleFn = Callable[[Any, Any], Any]
 Draw = Callable[[Any, Any, Sequence[int]], Any]
 OutputFn = Callable[[Any, Any], Tensor]
 Parts = tuple[Callable[..., Tensor], Tensor, Any]  # criterion, outputs, targets: the loss is f(z, y)
+Reading = Callable[[Any, Any], Parts]  # of a model and a batch
 SAMPLED = 'fisher="sampled"'
 
 
@@ -28,22 +29,18 @@ class CriterionLoss:
         self.criterion = criterion
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
-        inputs, targets = self._split(batch)
-        return self.criterion(_call(model, inputs), targets)
+        criterion, z, targets = self._parts(model, batch)
+        return criterion(z, targets)
 
-    def reading(self, model: nn.Module, batch: Batch, asker: str) -> int:
+    def reading(self, model: nn.Module, batch: Batch, asker: str) -> Reading:
         family(self.criterion, asker)
-        return 0
+        return self._parts
 
-    def parts(self, model: nn.Module, batch: Batch, reading: int | None) -> Parts:
-        inputs, targets = self._split(batch)
-        return self.criterion, _call(model, inputs), targets
-
-    def _split(self, batch: Batch) -> tuple[Any, Any]:
+    def _parts(self, model: nn.Module, batch: Batch) -> Parts:
         if not isinstance(batch, list | tuple) or len(batch) != 2:
             found = f"criterion_loss needs batches (inputs, targets), this one is {_described(batch)}"
             raise ValueError(f"{found}; write your own loss_fn(model, batch), or use model_loss")
-        return batch[0], batch[1]
+        return self.criterion, _call(model, batch[0]), batch[1]
 
     def __repr__(self) -> str:
         return f"criterion_loss({getattr(self.criterion, '__name__', self.criterion)})"
@@ -59,16 +56,12 @@ class ModelLoss:
             raise ValueError(f"model_loss needs a model whose output has .loss; {found}")
         return loss
 
-    def reading(self, model: nn.Module, batch: Batch, asker: str) -> int:
+    def reading(self, model: nn.Module, batch: Batch, asker: str) -> Reading:
         reading, error = _closest_reading(self._output(model, batch), batch)
         if not error < 0.01:
             needs = "a loss that is the cross-entropy or the squared error of logits and labels"
             raise ValueError(f"{asker} with model_loss needs {needs}; or pass output_fn(model, batch)")
-        return reading
-
-    def parts(self, model: nn.Module, batch: Batch, reading: int | None) -> Parts:
-        assert reading is not None
-        return _readings(self._output(model, batch), batch)[reading]
+        return lambda model, batch: _readings(self._output(model, batch), batch)[reading]
 
     def _output(self, model: nn.Module, batch: Batch) -> Any:
         try:
@@ -101,10 +94,10 @@ class OutputLoss:
     def __init__(self, output_fn: OutputFn):
         self.output_fn = output_fn
 
-    def reading(self, model: nn.Module, batch: Batch, asker: str) -> int:
-        return 0
+    def reading(self, model: nn.Module, batch: Batch, asker: str) -> Reading:
+        return self._parts
 
-    def parts(self, model: nn.Module, batch: Batch, reading: int | None) -> Parts:
+    def _parts(self, model: nn.Module, batch: Batch) -> Parts:
         logits = self.output_fn(model, batch)
         if not isinstance(logits, Tensor) or logits.ndim < 2 or logits.shape[-1] < 2:
             found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
@@ -124,15 +117,15 @@ class DrawnLoss:
 
     def __init__(self, ready: Ready):
         self.ready = ready
-        self._reading: int | None = None
+        self._parts: Any = None
 
     def draw(self, model: nn.Module, batch: Batch, seeds: Sequence[int]) -> tuple[Batch, Tensor]:
-        if self._reading is None:
-            self._reading = self.ready.reading(model, batch, SAMPLED)
-        return batch, draw_targets(*self.ready.parts(model, batch, self._reading), seeds)
+        self._parts = self._parts or self.ready.reading(model, batch, SAMPLED)
+        criterion, z, targets = self._parts(model, batch)
+        return batch, draw_targets(criterion, z, targets, seeds)
 
     def __call__(self, model: nn.Module, pair: tuple[Batch, Tensor]) -> Tensor:
-        criterion, z, _ = self.ready.parts(model, pair[0], self._reading)
+        criterion, z, _ = self._parts(model, pair[0])
         return criterion(z, pair[1])
 
 

@@ -121,7 +121,7 @@ class MappedGradients:
             try:
                 losses, missed = self._attempt(batch, writer)
             except BranchError as branches:
-                return self._fill_apart(batch, rows, branches.taken)
+                return self._fill_apart(batch, rows, branches.args[0])
             if not missed:
                 return losses, writer.bound
             self._repeated |= missed

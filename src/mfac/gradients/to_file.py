@@ -71,13 +71,12 @@ def _append_missing(collection: Collection, batches: Iterable[Batch], path: Path
 def _fields(collection: Collection, first_batch: Batch) -> dict[str, str]:
     layout, model = collection.layout, collection.model
     state = [*model.named_parameters(), *model.named_buffers()]
-    kept = [torch.empty(0) if indices is None else indices for indices in layout.kept]
     return {
         "model": digest([name for name, _ in state], (tensor for _, tensor in state)),
         "loss_fn": _describe(collection.loss_fn),
         "batches": digest([], tensors(first_batch)),
         "params": digest(layout.names, []),
-        "masks": digest([], kept),
+        "masks": digest([], (torch.empty(0) if indices is None else indices for indices in layout.kept)),
     } | {name: str(getattr(collection, name)) for name in ("per_sample", "fisher", "method", "chunk_size", "seed")}
 
 

@@ -5,8 +5,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, Protocol
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from mfac.fisher_blocks import FisherBlocks
 from mfac.gradient_file import GradientFile
@@ -90,7 +91,7 @@ class FisherCurvature:
         return cls(lambda: [placed], damping, int(grads.shape[0]), ranks, divided)
 
     def scores(self, theta: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
-        theta, out = _padded(theta), theta.new_zeros(len(theta) + 1)
+        theta, out = F.pad(theta, (0, 1)), theta.new_zeros(len(theta) + 1)
         with self._ranks.together("scoring"):  # diagonals need no other rank, those of the full matrix neither
             for part in self._parts():
                 out[part.places] = scores(theta[part.places], part.blocks.diagonal())
@@ -100,7 +101,7 @@ class FisherCurvature:
         self, theta: Float[Tensor, " d"], removed: Bool[Tensor, " d"], update: str
     ) -> tuple[Float[Tensor, " d"], float]:
         """The change by the update "none", "obs" or "joint", and ½ δᵀFδ of it."""
-        theta, removed, delta = _padded(theta), _padded(removed), theta.new_zeros(len(theta) + 1)
+        theta, removed, delta = F.pad(theta, (0, 1)), F.pad(removed, (0, 1)), theta.new_zeros(len(theta) + 1)
         cost = theta.new_zeros(())
         with self._alone("removing weights"):
             for part in self._parts():
@@ -117,7 +118,7 @@ class FisherCurvature:
 
     def group_costs(self, theta: Float[Tensor, " d"], ids: Int[Tensor, " d"], count: int) -> Float[Tensor, " count"]:
         """½ θ_Qᵀ([F⁻¹]_QQ)⁻¹θ_Q of each of `count` groups, `ids` being each weight's group."""
-        theta, ids, out = _padded(theta), _padded(ids, count), theta.new_zeros(count + 1)
+        theta, ids, out = F.pad(theta, (0, 1)), F.pad(ids, (0, 1), value=count), theta.new_zeros(count + 1)
         with self._alone("the costs of slices"):  # of the full matrix each slice must be on one rank
             for part in self._parts():
                 out += part.blocks.group_costs(theta[part.places], ids[part.places], count + 1)
@@ -125,7 +126,7 @@ class FisherCurvature:
 
     def greedy_scores(self, theta: Float[Tensor, " d"], count: int) -> Float[Tensor, " d"]:
         """The cost of each weight when the exact greedy order reaches it; infinite beyond the `count` cheapest."""
-        d, theta, out = len(theta), _padded(theta), theta.new_zeros(len(theta) + 1)
+        d, theta, out = len(theta), F.pad(theta, (0, 1)), theta.new_zeros(len(theta) + 1)
         cheapest, threshold, everywhere = theta[:0], torch.inf, torch.arange(d + 1, device=theta.device)
         with self._ranks.together("the greedy order"):
             for part in self._parts():
@@ -169,11 +170,6 @@ class FisherCurvature:
         return self._ranks.together(what) if self._divided else nullcontext()
 
 
-def _padded(x: Shaped[Tensor, " d"], fill: float = 0) -> Shaped[Tensor, " d+1"]:
-    """With one more entry, for places without a weight."""
-    return torch.cat((x, x.new_full((1,), fill)))
-
-
 def greedy_costs(
     inverse: Float[Tensor, "blocks b b"], theta: Float[Tensor, "blocks b"], threshold: float = torch.inf,
     absent: Bool[Tensor, "blocks b"] | None = None,
@@ -193,8 +189,7 @@ def greedy_costs(
     beyond = torch.full_like(highest, torch.inf)
     every = torch.arange(len(theta), device=theta.device)
     for _ in range(theta.shape[1]):
-        diagonal = inverse.diagonal(dim1=1, dim2=2)
-        single = torch.where(gone, torch.inf, theta.square() / (2 * diagonal))
+        single = torch.where(gone, torch.inf, scores(theta, inverse.diagonal(dim1=1, dim2=2)))
         least, p = single.min(1)
         highest = torch.maximum(torch.nextafter(highest, beyond), least)
         # In a block with nothing left, the minimum is infinite and falls on a weight that has its cost already.

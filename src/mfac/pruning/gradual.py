@@ -92,8 +92,7 @@ class GradualPruner:
             return None
         batches = self._batches(self.steps_done) if callable(self._batches) else self._batches
         options = replace(self._options, seed=self._seed + self.steps_done)
-        pruner = Pruner(self._model, self._loss_fn, batches, sparsity, options, self.masks or None)
-        result = pruner.run(self._took)
+        result = Pruner(self._model, self._loss_fn, batches, sparsity, options, self.masks or None).run(self._took)
         self._hold(result.masks)
         self._forget_momentum()
         self.history.append(result.history)

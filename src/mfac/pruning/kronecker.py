@@ -86,8 +86,7 @@ class KroneckerBlocks:
 
     def inverses(self) -> Iterator[tuple[slice, Float[Tensor, "blocks b b"]]]:
         """What F⁻¹ has for each output, dense, some outputs at a time."""
-        step = max(1, BLOCK_PIECE // len(self._A) ** 2)
-        for some in (slice(i, i + step) for i in range(0, self.run.count, step)):
+        for some in products.spans(self.run.count, max(1, BLOCK_PIECE // len(self._A) ** 2)):
             V = self._eigen[1][self._inside[some]]
             inverse = V * self._own[some, None] @ V.mT
             inverse.diagonal(dim1=1, dim2=2).add_((~self._present[some]).double() / self._damping)

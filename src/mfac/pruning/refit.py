@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mfac.gradients.batches import Batch, move
-from mfac.gradients.losses import LossFn, OutputFn, family, ready_loss
+from mfac.gradients.losses import LossFn, OutputFn, Reading, family, ready_loss
 from mfac.gradients.model_state import evaluation
 from mfac.memory import check_count
 from mfac.pruning.batch_norm import recalibrate, running_norms, skipping_single_samples
@@ -76,11 +77,11 @@ def refit(
             for norm in norms:
                 norm.train()
             optimizer = torch.optim.Adam(model.parameters(), lr)  # leaves frozen ones, which have no gradient
-            total, reading = passes * len(given), ready.reading(dense, given[0], "refit")
+            total, parts = passes * len(given), ready.reading(dense, given[0], "refit")
             scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / total)
             with attach_masks(optimizer, masks, model):
                 means = [
-                    _descend(optimizer, scheduler, lambda batch: divergence(ready, model, dense, batch, reading), given)
+                    _descend(optimizer, scheduler, lambda batch: divergence(parts, model, dense, batch), given)
                     for _ in range(passes)
                 ]
         if norms:
@@ -97,23 +98,19 @@ def refit_if_closer(
     apart, others = given[::HELD_OUT], [batch for place, batch in enumerate(given) if place % HELD_OUT]
     if not others or not any(parameter.requires_grad for parameter in model.parameters()):
         return False
-    ready = ready_loss(loss_fn, output_fn, "refit")
-    reading = ready.reading(dense, given[0], "refit")
+    parts = ready_loss(loss_fn, output_fn, "refit").reading(dense, given[0], "refit")
 
     def distance() -> float:
         with evaluation(model):
-            return sum(float(divergence(ready, model, dense, batch, reading).detach()) for batch in apart)
+            return sum(float(divergence(parts, model, dense, batch).detach()) for batch in apart)
 
     before = distance()
     for lr in RATES:
-        try:
-            with restored_on_error([*model.parameters(), *model.buffers()]):
-                refit(model, dense, loss_fn, others, masks, lr=lr, output_fn=output_fn)
-                if not distance() < before:
-                    raise NotCloserError
-        except NotCloserError:
-            continue
-        return True
+        with suppress(NotCloserError), restored_on_error([*model.parameters(), *model.buffers()]):
+            refit(model, dense, loss_fn, others, masks, lr=lr, output_fn=output_fn)
+            if distance() < before:
+                return True
+            raise NotCloserError
     return False
 
 
@@ -152,10 +149,10 @@ def _descend(
     return mean
 
 
-def divergence(ready: Any, model: nn.Module, dense: nn.Module, batch: Batch, reading: int) -> Float[Tensor, ""]:
+def divergence(parts: Reading, model: nn.Module, dense: nn.Module, batch: Batch) -> Float[Tensor, ""]:
     """The mean over positions of KL(dense ‖ model), or of the squared distance; ignored labels do not count."""
-    aim = ready.parts(dense, batch, reading)[1].detach()  # gradients are on, which some models need
-    criterion, z, targets = ready.parts(model, batch, reading)
+    aim = parts(dense, batch)[1].detach()  # gradients are on, which some models need
+    criterion, z, targets = parts(model, batch)
     kind = family(criterion, "refit")
     if kind == "squared error":
         return F.mse_loss(z, aim)

@@ -233,7 +233,5 @@ def _cheapest(
 def _above_floor(costs: Tensor, mask: Tensor, floor: int) -> Tensor:
     """The costs in a row, infinite for removed weights and for the `floor` most expensive ones."""
     offered = torch.where(mask, costs, torch.inf).flatten()
-    if floor > 0:
-        last = torch.topk(torch.where(mask, costs, -torch.inf).flatten(), min(floor, mask.numel())).indices
-        offered[last] = torch.inf
+    offered[torch.topk(torch.where(mask, costs, -torch.inf).flatten(), floor).indices] = torch.inf
     return offered

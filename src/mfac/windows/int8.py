@@ -76,11 +76,8 @@ class Int8Rows(Rows):
         self.device = codes.device
         self._codes = codes
         self._scales = scales
-        self._stored = native.Stored(codes, scales, kind.block)
+        self._stored: native.Stored = native.Stored(codes, scales, kind.block)
         self._written = written  # numbers the draws of stochastic rounding
-
-    def compiled(self, dtype: torch.dtype) -> bool:
-        return self._stored.compiled
 
     def encode(self, g: Float[Tensor, " d"]) -> StoredRow:
         noise = None

@@ -49,10 +49,9 @@ class Stored(NamedTuple):
     scales: Float[Tensor, "blocks m"] | None = None
     block: int | None = None
 
-    @property
-    def compiled(self) -> bool:
-        """Whether compiled code makes the products; compiles it if that pays and has not been done."""
-        return _library(self.numbers) is not None
+    def compiled(self, dtype: torch.dtype) -> bool:
+        """Whether it makes products in another dtype; compiles it if that pays and has not been done."""
+        return dtype != self.numbers.dtype and _library(self.numbers) is not None
 
     def project(self, n: int, x: Float[Tensor, " d"], dtype: torch.dtype) -> Float[Tensor, " n"] | None:
         """G x for the first n rows: computed in `dtype`, returned in float64."""

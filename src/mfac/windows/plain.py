@@ -43,10 +43,8 @@ class PlainRows(Rows):
         self.shape = G.shape[0], G.shape[1]
         self.dtype = G.dtype
         self.device = G.device
-        self._G, self._stored = G, native.Stored(G)
-
-    def compiled(self, dtype: torch.dtype) -> bool:
-        return dtype != self.dtype and self._stored.compiled
+        self._G = G
+        self._stored: native.Stored = native.Stored(G)
 
     def encode(self, g: Float[Tensor, " d"]) -> StoredRow:
         return StoredRow(g if g.dtype == self.dtype else g.to(self.dtype))

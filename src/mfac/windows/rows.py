@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mfac import products
 from mfac.pages import WIDE_PIECE, MadeColumns, Pages
+from mfac.windows.native import Stored
 
 
 class Kind(Protocol):
@@ -45,10 +46,11 @@ class Rows(ABC):
     shape: tuple[int, int]
     dtype: torch.dtype = torch.float32  # of rows and columns that are read; holds every stored number
     device: torch.device
+    _stored: Stored | None = None  # for products by compiled code
 
     def compiled(self, dtype: torch.dtype) -> bool:
         """Whether products with a vector in `dtype` are made by compiled code."""
-        return False
+        return self._stored is not None and self._stored.compiled(dtype)
 
     @abstractmethod
     def encode(self, g: Float[Tensor, " d"]) -> StoredRow:

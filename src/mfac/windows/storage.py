@@ -74,8 +74,7 @@ def check_memory(num_grads: int, dim: int, kind: Kind, device: torch.device) -> 
 
 def build_rows(kind: Kind, num_grads: int, dim: int, devices: Sequence[torch.device]) -> Rows:
     """Rows of zeros, with their columns on one device or several; MemoryError where one has too little memory."""
-    widths = [dim] if len(devices) == 1 else device_widths(kind, dim, len(devices))
-    places = list(zip(widths, devices, strict=False))
+    places = list(zip(device_widths(kind, dim, len(devices)), devices, strict=False))
     for width, device in places:
         check_memory(num_grads, width, kind, device)
     pieces = [kind.build(num_grads, width, device) for width, device in places]
