@@ -184,7 +184,7 @@ class DynamicInverseFisher(InverseFisher):
 
         The rows are the window's own memory: save the state, or deep-copy it, before the next update.
         """
-        rough = torch.zeros(self.num_grads, dtype=torch.bool)
+        rough = torch.zeros(self.num_grads, dtype=torch.bool, device="cpu")
         rough[list(self._rough)] = True
         return {
             "num_grads": self.num_grads,

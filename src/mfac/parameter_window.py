@@ -190,8 +190,8 @@ class ParameterWindow:
                 part = {"rows": self.columns.to_state(number, rows[:, span])}
             else:
                 shared["rows"] = self._own(rows)
-                part = {"columns": self._own(torch.tensor([span.start, span.stop]))}
-                part["shape"] = torch.tensor(tensor.shape)
+                part = {"columns": self._own(torch.tensor([span.start, span.stop], device="cpu"))}
+                part["shape"] = torch.tensor(tensor.shape, device="cpu")
             states[tensor] = part | ({"mask": self.masks[name]} if name in self.masks else {})
         return shared, states
 

@@ -40,7 +40,7 @@ class GaussNewtonLoss:
         """(batch, one seed a row); the first batch also shows how the loss reads the model's outputs."""
         with torch.no_grad():
             self._parts = self._parts or self.ready.reading(model, batch, GAUSS_NEWTON)
-        return batch, torch.tensor(seeds)
+        return batch, torch.tensor(seeds, device="cpu")
 
     def __call__(self, model: nn.Module, pair: tuple[Batch, Int[Tensor, "1"]]) -> Float[Tensor, ""]:
         batch, seeds = pair

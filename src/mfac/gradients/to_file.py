@@ -50,7 +50,7 @@ def _append_missing(collection: Collection, batches: Iterable[Batch], path: Path
             if done == collection.num_grads:
                 return file
         for chunk in collection.chunks(chain([head], stream), done):
-            rows = torch.empty(chunk.count, dim, dtype=dtype)
+            rows = torch.empty(chunk.count, dim, dtype=dtype, device="cpu")
             known, good, failure = max(0, done - chunk.row), chunk.count, None
             try:
                 collection.fill(chunk, rows)
@@ -76,7 +76,7 @@ def _fields(collection: Collection, first_batch: Batch) -> dict[str, str]:
         "loss_fn": _describe(collection.loss_fn),
         "batches": digest([], tensors(first_batch)),
         "params": digest(layout.names, []),
-        "masks": digest([], (torch.empty(0) if indices is None else indices for indices in layout.kept)),
+        "masks": digest([], (torch.empty(0, device="cpu") if indices is None else indices for indices in layout.kept)),
     } | {name: str(getattr(collection, name)) for name in ("per_sample", "fisher", "method", "chunk_size", "seed")}
 
 
