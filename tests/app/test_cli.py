@@ -1,9 +1,11 @@
 """The command line as a whole: help, completion, displays and every command; other models all the way through."""
 
+import io
 import json
 import re
 import shlex
 import sys
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,6 +42,9 @@ def test_help_names_every_command_and_its_options():
     for part in ("What is pruned", "How it is chosen", "Gradual pruning", "The run", "Examples:", "One gradient per"):
         assert part in text
     assert mfac("--version").stdout == f"mfac {library.__version__}\n"
+    with redirect_stdout(io.StringIO()) as shown, pytest.raises(SystemExit):  # as in a notebook
+        main(["--version"])
+    assert shown.getvalue() == f"mfac {library.__version__}\n"
     assert mfac("purne").exit_code == mfac("prune").exit_code == 2
 
 

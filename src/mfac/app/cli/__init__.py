@@ -9,7 +9,7 @@ NEEDED = ("typer", "rich", "jinja2", "safetensors", "matplotlib")
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs one command; see `mfac --help`."""
-    for stream in filter(None, (sys.stdout, sys.stderr)):
+    for stream in (found for found in (sys.stdout, sys.stderr) if hasattr(found, "reconfigure")):
         stream.reconfigure(errors="replace")  # not every encoding has the λ of the help
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
